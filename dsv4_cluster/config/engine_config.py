@@ -1,0 +1,22 @@
+"""Settings of one engine: precision, batch limits, threads."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from dsv4_cluster.config.base import Settings
+
+
+class EngineConfig(Settings):
+    """What the scheduler and the model runner may use."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="compute dtype; auto = bfloat16 on CUDA, float32 on CPU"
+    )
+    device: str = Field("cpu", description="torch device of the rank, such as cpu or cuda")
+    max_num_seqs: int = Field(64, ge=1, le=4096, description="sequences that run at the same time")
+    max_num_batched_tokens: int = Field(2048, ge=1, description="tokens per step, prompts and answers together")
+    max_model_len: int | None = Field(
+        None, ge=1, description="prompt + answer limit in tokens; default: the checkpoint's max_position_embeddings"
+    )
+    num_threads: int = Field(1, ge=1, description="torch CPU threads of the worker process")

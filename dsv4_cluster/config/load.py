@@ -1,0 +1,41 @@
+"""Read a Serve config file and return its application arguments as a checked ClusterConfig."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from dsv4_cluster.config.cluster_config import ClusterConfig
+from dsv4_cluster.errors import ConfigError
+
+BUILDER = "dsv4_cluster.serve.app:build"
+
+
+def load_serve_file(path: str | Path) -> tuple[dict[str, Any], ClusterConfig]:
+    """Return (the whole parsed Serve file, the arguments of our application in it).
+
+    Raises: ConfigError that names file, field and reason.
+    """
+    try:
+        raw = yaml.safe_load(Path(path).read_text())
+    except FileNotFoundError as err:
+        raise ConfigError(f"no config file {path}") from err
+    except (OSError, yaml.YAMLError) as err:
+        raise ConfigError(f"cannot read {path}: {err}") from err
+    applications = raw.get("applications") if isinstance(raw, dict) else None
+    if not isinstance(applications, list):
+        raise ConfigError(f"{path}: 'applications' is missing; expected a Ray Serve config file")
+    ours = [app for app in applications if isinstance(app, dict) and app.get("import_path") == BUILDER]
+    if len(ours) != 1:
+        raise ConfigError(f"{path}: found {len(ours)} applications with import_path {BUILDER}, expected 1")
+    return raw, parse_cluster_config(ours[0].get("args") or {}, source=str(path))
+
+
+def parse_cluster_config(args: dict[str, Any], *, source: str = "args") -> ClusterConfig:
+    """Validate application arguments. Raises: ConfigError with one line per wrong field."""
+    try:
+        return ClusterConfig.model_validate(args)
+    except ValidationError as err:
+        lines = [f"{'.'.join(str(part) for part in e['loc']) or 'args'}: {e['msg']}" for e in err.errors()]
+        raise ConfigError(f"{source}: " + "; ".join(lines)) from err

@@ -1,0 +1,16 @@
+"""Settings of the router: limits at the edge and retries."""
+
+from pydantic import Field
+
+from dsv4_cluster.config.base import Settings
+
+
+class RouterConfig(Settings):
+    """What one router replica accepts."""
+
+    num_replicas: int = Field(1, ge=1)
+    num_cpus: float = Field(0.1, ge=0)
+    max_ongoing_requests: int = Field(1024, ge=1, description="requests in flight per router; above it 429")
+    max_body_bytes: int = Field(16 << 20, ge=1024, description="HTTP body limit")
+    request_timeout_s: float = Field(600.0, gt=0, description="time from admission to the last token")
+    max_attempts: int = Field(3, ge=1, le=10, description="prefill attempts per request, the first one included")

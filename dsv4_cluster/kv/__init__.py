@@ -1,0 +1,1 @@
+"""The cache: pools of rows, pages, and who owns them."""

@@ -1,0 +1,1 @@
+"""The network. Reads like the paper; each forward fits a screen."""

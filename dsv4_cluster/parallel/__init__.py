@@ -1,0 +1,1 @@
+"""Process groups: which rank this is and how ranks talk."""

@@ -1,0 +1,1 @@
+"""Checkpoint bytes: names, formats, slices."""
