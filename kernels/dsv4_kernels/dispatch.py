@@ -1,0 +1,45 @@
+"""Which implementation of an op runs: a pure, cached choice from op, device and dtype.
+
+The implementation name is an argument that comes from the configuration, never an environment variable.
+"""
+
+from functools import cache
+
+import torch
+
+AUTO = "auto"
+
+# Ops and their implementations, the fastest first; "reference" runs anywhere.
+_IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
+    "attention": ("reference",),
+    "compressor": ("reference",),
+    "indexer": ("reference",),
+    "mhc": ("reference",),
+    "moe": ("reference",),
+    "norm": ("reference",),
+    "quant": ("reference",),
+    "rope": ("reference",),
+}
+
+
+class UnknownImplementationError(ValueError):
+    """The op or the implementation asked for does not exist here; the message lists what does."""
+
+
+@cache
+def choose(op: str, device: torch.device, dtype: torch.dtype, impl: str = AUTO) -> str:
+    """Name of the implementation to run.
+
+    op: folder of the op below dsv4_kernels. device, dtype: of the op's main input.
+    impl: "auto" for the best one, or a name to insist on.
+    Raises: UnknownImplementationError (a ValueError) when the op or the implementation does not exist.
+    """
+    del device, dtype  # part of the signature and of the cache key; references run on every device in every dtype
+    existing = _IMPLEMENTATIONS.get(op)
+    if existing is None:
+        raise UnknownImplementationError(f"unknown op {op!r}; there are {', '.join(sorted(_IMPLEMENTATIONS))}")
+    if impl == AUTO:
+        return existing[0]
+    if impl not in existing:
+        raise UnknownImplementationError(f"op {op!r} has no implementation {impl!r}; there are {', '.join(existing)}")
+    return impl
