@@ -19,7 +19,7 @@ class SamplingParams:
 class StopParams:
     """When generation ends, besides max_tokens. Stop strings are matched above the engine, on text."""
 
-    token_ids: tuple[int, ...] = ()  # the model's EOS and the caller's stop ids
+    token_ids: tuple[int, ...] = ()  # the caller's stop ids; the engine adds the model's EOS unless ignore_eos
     strings: tuple[str, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0

@@ -1,1 +1,1 @@
-""
+"""Logits to tokens and log-probabilities."""

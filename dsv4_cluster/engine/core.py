@@ -1,0 +1,249 @@
+"""EngineCore: add requests, call step, take tokens. Synchronous; one thread owns it.
+
+A prefill engine holds a sequence after its first token until it is exported; a decode engine imports it and goes on.
+Both are the same engine, so a decode engine can recompute a sequence it had to preempt.
+"""
+
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+
+from dsv4_cluster.config.engine_config import EngineConfig
+from dsv4_cluster.config.kv_config import KVConfig
+from dsv4_cluster.config.speculation_config import SpeculationConfig
+from dsv4_cluster.engine.admission import check_request
+from dsv4_cluster.engine.batch_builder import build_batch, prompt_rows
+from dsv4_cluster.engine.loader import LoadedModel, load_model
+from dsv4_cluster.engine.model_runner import ModelRunner
+from dsv4_cluster.engine.scheduler import Scheduler
+from dsv4_cluster.engine.sequence import Sequence, SequenceStatus
+from dsv4_cluster.engine.step import StepOutput, StepPlan
+from dsv4_cluster.engine.stop import banned_token_ids, finish_reason
+from dsv4_cluster.errors import InvalidRequestError, NonFiniteLogitsError
+from dsv4_cluster.kv.manager import KVManager
+from dsv4_cluster.kv.snapshot import LiveSegment, SegmentShape, export_live, import_live, live_segment_shapes
+from dsv4_cluster.parallel.state import ParallelState
+from dsv4_cluster.protocol.output import FinishReason, PromptLogprobs, TokenChunk
+from dsv4_cluster.protocol.request import GenerationRequest
+from dsv4_cluster.protocol.stats import EngineStats
+from dsv4_cluster.sampling.batch import SamplingBatch, SamplingRow
+from dsv4_cluster.sampling.logprobs import top_logprobs
+from dsv4_cluster.sampling.sampler import SampledTokens, sample_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceExport:
+    """The live cache bytes of a prefilled sequence. The first generated token is not in the cache."""
+
+    num_tokens: int
+    segments: tuple[LiveSegment, ...]
+
+
+class EngineCore:
+    """One rank's engine."""
+
+    def __init__(self, loaded: LoadedModel, engine: EngineConfig, kv: KVConfig) -> None:
+        self.config = loaded.config
+        self.layout_id = loaded.layout.layout_id
+        self.max_model_len = loaded.max_model_len
+        self._loaded = loaded
+        self._runner = ModelRunner(loaded.model, vocab_size=loaded.config.vocab_size)
+        self._kv = KVManager(kv.num_pages, engine.max_num_seqs)
+        self._scheduler = Scheduler(
+            self._kv, max_num_seqs=engine.max_num_seqs, max_num_batched_tokens=engine.max_num_batched_tokens
+        )
+        self._sequences: dict[str, Sequence] = {}
+        self._num_prompt_tokens = 0
+        self._num_generated_tokens = 0
+        self._num_steps = 0
+        self._last_step_ms = 0.0
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        checkpoint_dir: str | Path,
+        engine: EngineConfig,
+        kv: KVConfig,
+        speculation: SpeculationConfig,
+        *,
+        parallel: ParallelState | None = None,
+    ) -> Self:
+        """Load a checkpoint and allocate the pools. Raises: CheckpointError, ConfigError."""
+        return cls(load_model(checkpoint_dir, engine, kv, speculation, parallel or ParallelState()), engine, kv)
+
+    def add(self, request: GenerationRequest, *, hold_after_prefill: bool = False) -> None:
+        """Queue a request; with `hold_after_prefill` it stops after its first token and waits for export.
+
+        Raises: InvalidRequestError, PromptTooLongError.
+        """
+        self._check_new(request)
+        sequence = Sequence(request, list(request.prompt_token_ids), hold_after_prefill=hold_after_prefill)
+        self._sequences[request.request_id] = sequence
+        self._scheduler.enqueue(sequence)
+
+    def abort(self, request_id: str) -> bool:
+        """Forget a request in any phase and free its pages. Returns: False when it is unknown or already finished."""
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is None:
+            return False
+        self._scheduler.remove(sequence)
+        return True
+
+    def has_work(self) -> bool:
+        """True while `step` has something to compute."""
+        return self._scheduler.has_work()
+
+    def step(self) -> StepOutput:
+        """Compute one step. A request with non-finite logits ends with an error chunk; the others go on."""
+        started = time.perf_counter()
+        plan = self._scheduler.plan()
+        if not plan.scheduled:
+            return StepOutput(plan.step_id)
+        batch = build_batch(plan, self._sequences, self._kv, self._loaded.pools.layer_caches, self._loaded.device)
+        streams = self._runner.forward(batch)
+        self._take_prompt_logprobs(plan, streams)
+        chunks = self._sample(plan, streams, batch.logits_rows)
+        self._num_steps += 1
+        self._last_step_ms = (time.perf_counter() - started) * 1e3
+        return StepOutput(plan.step_id, chunks, plan.num_tokens)
+
+    def export_sequence(self, request_id: str) -> SequenceExport:
+        """Copy the live cache bytes of a held sequence; `abort` frees it afterwards.
+
+        Raises: InvalidRequestError when no sequence of that id is held.
+        """
+        sequence = self._scheduler.held.get(request_id)
+        if sequence is None:
+            raise InvalidRequestError(f"{request_id}: no held sequence of this id to export")
+        num_tokens = sequence.num_computed_tokens
+        segments = export_live(self._loaded.pools, self._kv.page_ids(request_id), self._kv.slot(request_id), num_tokens)
+        return SequenceExport(num_tokens, tuple(segments))
+
+    def import_sequence(self, request: GenerationRequest, first_token_id: int, segments: Seq[LiveSegment]) -> bool:
+        """Take over a prefilled sequence; it decodes from its second token on.
+
+        Returns: False when slots or pages are short, nothing changed then; try again after a step.
+        Raises: InvalidRequestError, KVTransferError when the segments do not fit the prompt's length.
+        """
+        self._check_new(request)
+        num_tokens = len(request.prompt_token_ids)
+        if not self._kv.allocate(request.request_id, num_tokens + 1):
+            return False
+        try:
+            import_live(
+                self._loaded.pools,
+                self._kv.page_ids(request.request_id),
+                self._kv.slot(request.request_id),
+                num_tokens,
+                segments,
+            )
+        except Exception:
+            self._kv.free(request.request_id)
+            raise
+        sequence = Sequence(
+            request,
+            [*request.prompt_token_ids, first_token_id],
+            num_computed_tokens=num_tokens,
+            num_cached_tokens=num_tokens,
+        )
+        self._sequences[request.request_id] = sequence
+        self._scheduler.start(sequence)
+        return True
+
+    def live_segment_shapes(self, num_tokens: int) -> list[SegmentShape]:
+        """What an export of `num_tokens` tokens consists of."""
+        return live_segment_shapes(self._loaded.layout, num_tokens)
+
+    def stats(self) -> EngineStats:
+        """Counters of now."""
+        waiting = self._scheduler.waiting
+        return EngineStats(
+            num_running=len(self._scheduler.running),
+            num_waiting=len(waiting),
+            num_waiting_tokens=sum(len(sequence.token_ids) for sequence in waiting),
+            num_held=len(self._scheduler.held),
+            free_pages=self._kv.free_pages,
+            num_pages=self._kv.num_pages,
+            num_preemptions=self._scheduler.num_preemptions,
+            total_prompt_tokens=self._num_prompt_tokens,
+            total_generated_tokens=self._num_generated_tokens,
+            num_steps=self._num_steps,
+            last_step_ms=self._last_step_ms,
+        )
+
+    def check(self) -> None:
+        """Assert that pages and slots are accounted for and that exactly the started sequences own some."""
+        self._kv.check()
+        owners = {s.request_id for s in self._sequences.values() if s.status is not SequenceStatus.WAITING}
+        assert self._kv.seq_ids() == owners, (self._kv.seq_ids(), owners)
+
+    def _check_new(self, request: GenerationRequest) -> None:
+        if request.request_id in self._sequences:
+            raise InvalidRequestError(f"request id {request.request_id!r} is already running")
+        check_request(request, vocab_size=self.config.vocab_size, max_model_len=self.max_model_len)
+
+    def _take_prompt_logprobs(self, plan: StepPlan, streams: torch.Tensor) -> None:
+        rows = prompt_rows(plan, self._sequences)
+        for tile, logits in self._runner.logits_tiles(streams, [row.row for row in rows]):
+            owners = [self._sequences[row.request_id] for row in rows[tile]]
+            positions = [row.position for row in rows[tile]]
+            targets = [owner.token_ids[position] for owner, position in zip(owners, positions, strict=True)]
+            counts = [owner.request.sampling.prompt_logprobs or 0 for owner in owners]
+            entries = top_logprobs(logits, torch.tensor(targets, device=logits.device), counts)
+            for owner, position, entry in zip(owners, positions, entries, strict=True):
+                owner.prompt_logprobs[position] = entry
+
+    def _sample(self, plan: StepPlan, streams: torch.Tensor, logits_rows: torch.Tensor) -> tuple[TokenChunk, ...]:
+        """Advance every scheduled sequence; those at their end get one more token."""
+        for chunk in plan.scheduled:
+            self._sequences[chunk.request_id].num_computed_tokens = chunk.end
+        sampling = [self._sequences[chunk.request_id] for chunk in plan.scheduled if chunk.samples]
+        if not sampling:
+            return ()
+        eos = self.config.eos_token_id
+        rows = [SamplingRow(s.request.sampling, len(s.token_ids), banned_token_ids(s, eos)) for s in sampling]
+        logits = self._runner.logits(streams, logits_rows)
+        sampled = sample_tokens(logits, SamplingBatch.build(rows, logits.device))
+        return tuple(self._commit(sequence, sampled, row) for row, sequence in enumerate(sampling))
+
+    def _commit(self, sequence: Sequence, sampled: SampledTokens, row: int) -> TokenChunk:
+        """Append the token, decide whether the sequence ends, goes on or is held."""
+        if not sampled.is_finite[row]:
+            return self._fail(sequence)
+        token_id = sampled.token_ids[row]
+        sequence.token_ids.append(token_id)
+        is_first = sequence.num_generated_tokens == 1
+        self._num_generated_tokens += 1
+        self._num_prompt_tokens += sequence.num_prompt_tokens if is_first else 0
+        reason, stop_token_id = finish_reason(sequence, self.config.eos_token_id)
+        if reason is not None:
+            self.abort(sequence.request_id)
+        elif sequence.hold_after_prefill:
+            self._scheduler.hold(sequence)
+        logprobs = sampled.logprobs[row]
+        return TokenChunk(
+            request_id=sequence.request_id,
+            token_ids=(token_id,),
+            logprobs=None if logprobs is None else (logprobs,),
+            prompt_logprobs=_prompt_logprobs(sequence) if is_first else None,
+            finish_reason=reason,
+            stop_token_id=stop_token_id,
+            num_cached_tokens=sequence.num_cached_tokens,
+        )
+
+    def _fail(self, sequence: Sequence) -> TokenChunk:
+        position = len(sequence.token_ids)
+        self.abort(sequence.request_id)
+        error = NonFiniteLogitsError(f"{sequence.request_id}: logits for position {position} are not finite")
+        return TokenChunk(request_id=sequence.request_id, finish_reason=FinishReason.ERROR, error=error)
+
+
+def _prompt_logprobs(sequence: Sequence) -> PromptLogprobs | None:
+    """Entry i is the distribution that predicted prompt token i; nothing predicted the first one."""
+    if sequence.request.sampling.prompt_logprobs is None:
+        return None
+    return [None, *(sequence.prompt_logprobs[position] for position in range(1, sequence.num_prompt_tokens))]

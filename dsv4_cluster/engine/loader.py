@@ -1,0 +1,94 @@
+"""Checkpoint directory -> model and pools on the rank's device, with every refusal before memory is spent."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from dsv4_cluster.config.engine_config import EngineConfig
+from dsv4_cluster.config.kv_config import PAGE_TOKENS, KVConfig
+from dsv4_cluster.config.model_config import ModelConfig
+from dsv4_cluster.config.speculation_config import SpeculationConfig
+from dsv4_cluster.errors import ConfigError
+from dsv4_cluster.kv.layout import KVLayout
+from dsv4_cluster.kv.pools import KVPools
+from dsv4_cluster.model.transformer import Transformer
+from dsv4_cluster.model.weight_map import load_weights
+from dsv4_cluster.parallel.state import ParallelState
+from dsv4_cluster.weights.reader import Checkpoint
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """Everything an engine runs on."""
+
+    config: ModelConfig
+    model: Transformer
+    layout: KVLayout
+    pools: KVPools
+    device: torch.device
+    max_model_len: int  # prompt + answer limit, tokens
+
+
+def load_model(
+    checkpoint_dir: str | Path,
+    engine: EngineConfig,
+    kv: KVConfig,
+    speculation: SpeculationConfig,
+    parallel: ParallelState,
+) -> LoadedModel:
+    """Open, check, allocate, load. Raises: CheckpointError, ConfigError."""
+    checkpoint = Checkpoint.open(checkpoint_dir)
+    config = checkpoint.config
+    device = torch.device(engine.device)
+    dtype = compute_dtype(engine, device)
+    _check_speculation(speculation, checkpoint)
+    max_model_len = _max_model_len(config, engine, kv)
+    layout = KVLayout.build(config, kv, dtype, fingerprint=checkpoint.fingerprint)
+    model = Transformer(
+        config, parallel, dtype=dtype, device=device, kv_cache_dtype=kv.kv_cache_dtype, indexer_dtype=kv.indexer_dtype
+    )
+    load_weights(model, checkpoint, parallel)
+    pools = KVPools.allocate(layout, kv.num_pages, engine.max_num_seqs, device)
+    return LoadedModel(config, model.eval(), layout, pools, device, max_model_len)
+
+
+def compute_dtype(engine: EngineConfig, device: torch.device) -> torch.dtype:
+    """The dtype of weights and activations; `auto` is fp32 on CPU, where bf16 is slower, and bf16 elsewhere."""
+    if engine.dtype == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return _DTYPES[engine.dtype]
+
+
+def _max_model_len(config: ModelConfig, engine: EngineConfig, kv: KVConfig) -> int:
+    """The explicit limit, or what context and cache both allow."""
+    cache_tokens = kv.num_pages * PAGE_TOKENS
+    if engine.max_model_len is None:
+        return min(config.max_position_embeddings, cache_tokens)
+    if engine.max_model_len > config.max_position_embeddings:
+        raise ConfigError(
+            f"engine.max_model_len is {engine.max_model_len}, the checkpoint's max_position_embeddings is "
+            f"{config.max_position_embeddings}"
+        )
+    if engine.max_model_len > cache_tokens:
+        raise ConfigError(
+            f"engine.max_model_len is {engine.max_model_len} tokens, but kv.num_pages {kv.num_pages} holds only "
+            f"{cache_tokens}: raise kv.num_pages to at least {-(-engine.max_model_len // PAGE_TOKENS)}"
+        )
+    return engine.max_model_len
+
+
+def _check_speculation(speculation: SpeculationConfig, checkpoint: Checkpoint) -> None:
+    if speculation.num_draft_tokens == 0:
+        return
+    if not checkpoint.has_mtp:
+        kind = "a DSpark drafter, which is not supported" if checkpoint.config.has_dspark else "no MTP layer"
+        raise ConfigError(
+            f"speculation.num_draft_tokens is {speculation.num_draft_tokens}, but the checkpoint has {kind}: set it to 0"
+        )
+    raise ConfigError(
+        f"speculation.num_draft_tokens is {speculation.num_draft_tokens}, but this release decodes without drafts: "
+        "set it to 0"
+    )

@@ -1,0 +1,44 @@
+"""One request inside the engine: its tokens so far and how many of them are in the cache."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from dsv4_cluster.protocol.output import TokenLogprobs
+from dsv4_cluster.protocol.request import GenerationRequest
+
+
+class SequenceStatus(StrEnum):
+    """Where a sequence is."""
+
+    WAITING = "waiting"  # owns no pages
+    RUNNING = "running"  # owns a slot and pages
+    HELD = "held"  # prefilled and waiting for export; owns a slot and pages, is not scheduled
+
+
+@dataclass(slots=True)
+class Sequence:
+    """Mutable and private to the engine. Invariant: num_computed_tokens < len(token_ids) while RUNNING."""
+
+    request: GenerationRequest
+    token_ids: list[int]  # prompt, then generated tokens
+    hold_after_prefill: bool = False
+    status: SequenceStatus = SequenceStatus.WAITING
+    num_computed_tokens: int = 0  # tokens whose cache rows are written
+    num_cached_tokens: int = 0  # prompt tokens that came from a cache or a handoff instead of being computed
+    prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by prompt position
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens

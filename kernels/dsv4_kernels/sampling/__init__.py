@@ -1,0 +1,1 @@
+"""Noise, top-p and token choice on logits."""
