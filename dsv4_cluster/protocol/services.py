@@ -1,6 +1,6 @@
 """The seams between router and workers. Serve handles implement them in `serve/clients.py`, fakes in tests."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
 from dsv4_cluster.protocol.handoff import DecodeRequest, KVTicket, PrefillResult
@@ -26,7 +26,7 @@ class PrefillClient(Protocol):
 class DecodeClient(Protocol):
     """All decode replicas behind one face."""
 
-    def decode(self, request: DecodeRequest) -> AsyncIterator[TokenChunk]:
+    def decode(self, request: DecodeRequest) -> AsyncGenerator[TokenChunk, None]:
         """Import the cache and stream every token after the first one, ending with a chunk that has finish_reason.
 
         Closing the iterator early aborts the request. Raises: KVTransferError, WorkerLostError (both retryable).
@@ -37,7 +37,7 @@ class DecodeClient(Protocol):
 class GenerationService(Protocol):
     """What the HTTP front end needs; the router implements it."""
 
-    def generate(self, request: GenerationRequest) -> AsyncIterator[TokenChunk]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
         """Stream every token of the answer, first one included. Closing the iterator early aborts the request."""
         ...
 
