@@ -81,14 +81,13 @@ def _max_model_len(config: ModelConfig, engine: EngineConfig, kv: KVConfig) -> i
 
 
 def _check_speculation(speculation: SpeculationConfig, checkpoint: Checkpoint) -> None:
-    if speculation.num_draft_tokens == 0:
+    num_drafts = speculation.num_draft_tokens
+    if num_drafts == 0:
         return
-    if not checkpoint.has_mtp:
-        kind = "a DSpark drafter, which is not supported" if checkpoint.config.has_dspark else "no MTP layer"
-        raise ConfigError(
-            f"speculation.num_draft_tokens is {speculation.num_draft_tokens}, but the checkpoint has {kind}: set it to 0"
-        )
-    raise ConfigError(
-        f"speculation.num_draft_tokens is {speculation.num_draft_tokens}, but this release decodes without drafts: "
-        "set it to 0"
-    )
+    if checkpoint.has_mtp:
+        reason = "this release decodes without drafts"
+    elif checkpoint.config.has_dspark:
+        reason = "the checkpoint has a DSpark drafter, which is not supported, instead of an MTP layer"
+    else:
+        reason = "the checkpoint has no MTP layer"
+    raise ConfigError(f"speculation.num_draft_tokens is {num_drafts}, but {reason}: set it to 0")

@@ -19,6 +19,7 @@ _IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "norm": ("reference",),
     "quant": ("reference",),
     "rope": ("reference",),
+    "sampling": ("reference",),
 }
 
 

@@ -12,7 +12,7 @@ def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) 
     seeds, positions: [R] int64.
     Returns: [R, vocab_size] fp32, finite.
     """
-    choose("sampling", seeds.device.type, torch.float32)
+    choose("sampling", seeds.device, torch.float32)
     return reference.gumbel_noise(seeds, positions, vocab_size)
 
 
@@ -27,5 +27,5 @@ def sample(
     """
     if logits.dtype != torch.float32 or logits.ndim != 2:
         raise ValueError(f"logits are {logits.dtype} with {logits.ndim} dims, expected fp32 with 2")
-    choose("sampling", logits.device.type, logits.dtype)
+    choose("sampling", logits.device, logits.dtype)
     return reference.sample(logits, temperature, top_p, seeds, positions)

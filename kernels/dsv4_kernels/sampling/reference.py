@@ -27,7 +27,7 @@ def mix64(x: torch.Tensor) -> torch.Tensor:
 def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """Standard Gumbel noise; see op.py for shapes.
 
-    The exponential variate is formed as -log1p(-u): small values, which decide the argmax, keep full relative precision.
+    The exponential variate is -log1p(-u), so that small values, which decide the argmax, keep full relative precision.
     """
     state = mix64(mix64(seeds) + positions * _GOLDEN)  # [R]
     counter = torch.arange(1, vocab_size + 1, device=seeds.device, dtype=torch.int64) * _GOLDEN  # [V]
