@@ -81,6 +81,10 @@ class KVManager:
         self._pages.give_back(owned.page_ids)
         self._slots.give_back([owned.slot])
 
+    def seq_ids(self) -> set[str]:
+        """Sequences that own pages."""
+        return set(self._owned)
+
     def page_ids(self, seq_id: str) -> list[int]:
         """Pages of the sequence in token order (a copy)."""
         return list(self._owned[seq_id].page_ids)
