@@ -1,0 +1,30 @@
+"""Checkpoints that many tests share: made once per session, removed with the session's temporary directory."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dsv4_cluster.tools.make_checkpoint import make_checkpoint
+
+MakeCheckpoint = Callable[[str, str], Path]
+
+
+@pytest.fixture(scope="session")
+def checkpoint_dir(tmp_path_factory) -> MakeCheckpoint:
+    """checkpoint_dir(preset, format) -> directory; equal seeds, so official and bf16 hold equal values."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    def get(preset: str, fmt: str = "official") -> Path:
+        out = root / f"{preset}-{fmt}"
+        if not out.exists():
+            make_checkpoint(preset, out, seed=0, fmt=fmt)
+        return out
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def toy_dir(checkpoint_dir) -> Path:
+    """The toy preset in the official format."""
+    return checkpoint_dir("toy", "official")
