@@ -36,6 +36,16 @@ class LayerLayout:
     state: RowFormat | None = None
     indexer_state: RowFormat | None = None
 
+    def formats(self, pool: str) -> tuple[RowFormat, ...]:
+        """Formats of the rows that travel under one pool name of protocol.handoff.POOLS, in payload order."""
+        formats = {
+            "window": (self.window,),
+            "compressed": (self.compressed,),
+            "indexer": (self.indexer,),
+            "state": (self.state, self.indexer_state),
+        }[pool]
+        return tuple(fmt for fmt in formats if fmt is not None)
+
     @property
     def entries_per_page(self) -> int:
         """Compressed entries of one page. Only for CSA and HCA layers."""

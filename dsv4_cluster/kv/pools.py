@@ -32,7 +32,7 @@ class KVPools:
 
 
 def pool_rows(cache: LayerCache, pool: str) -> tuple[PagedRows, ...]:
-    """The rows of one layer that travel under one pool name, in payload order. pool: see protocol.handoff.POOLS."""
+    """The rows of one layer that travel under one pool name, in the order of `LayerLayout.formats`."""
     rows = {
         "window": (cache.window,),
         "compressed": (cache.compressed,),
