@@ -1,0 +1,122 @@
+"""Raw text to token ids and back, for prompts without a chat template.
+
+Encoding runs without the added vocabulary: a special token spelled by a user is plain text, as in the official prompt
+encoder. It goes through deepseek-recipe's tokenizer, which releases the interpreter lock while it works, so that a
+long prompt encoded on a thread does not stall the event loop. Decoding is a table of bytes per token id: a byte-level
+vocabulary makes the text of a sequence the concatenation of its tokens' bytes, whichever way it is cut.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import deepseek_recipe as recipe
+
+from dsv4_cluster.errors import CheckpointError, InvalidRequestError
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class TextTokenizer:
+    """The tokenizer of one checkpoint. Immutable; safe to use from several threads."""
+
+    def __init__(
+        self, plain: recipe.Tokenizer, token_bytes: list[bytes], *, bos_token_id: int, eos_token_id: int
+    ) -> None:
+        """plain: tokenizer without the added vocabulary. token_bytes: index = token id; b"" where there is no token."""
+        self._plain = plain
+        self._token_bytes = token_bytes
+        self.bos_token_id = bos_token_id
+        self.eos_token_id = eos_token_id
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint_dir: str | Path) -> "TextTokenizer":
+        """Load `tokenizer.json` of a checkpoint. Raises: CheckpointError when it is absent or not usable."""
+        return cls.from_file(Path(checkpoint_dir) / TOKENIZER_FILE)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> "TextTokenizer":
+        """Load a `tokenizer.json`. Raises: CheckpointError that names the file and the reason."""
+        raw = _read_tokenizer(Path(path))
+        table = _token_bytes(raw)
+        ids = {entry["content"]: entry["id"] for entry in raw["added_tokens"]}
+        special = {}
+        for kind in (recipe.SpecialToken.Bos, recipe.SpecialToken.Eos):
+            text = kind.default_str()
+            if text not in ids:
+                raise CheckpointError(
+                    f"{path}: the special token {text!r} is missing; is this a DeepSeek V4 tokenizer?"
+                )
+            special[text] = ids[text]
+        bos_token_id, eos_token_id = special.values()
+        plain = recipe.Tokenizer.from_str(json.dumps({**raw, "added_tokens": []}))
+        return cls(plain, table, bos_token_id=bos_token_id, eos_token_id=eos_token_id)
+
+    @property
+    def vocab_size(self) -> int:
+        """Largest token id plus one."""
+        return len(self._token_bytes)
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of plain text, without BOS; special-token spellings stay text.
+
+        Raises: InvalidRequestError when the text holds a lone surrogate.
+        """
+        try:
+            return self._plain.encode(text)
+        except UnicodeEncodeError as err:
+            raise InvalidRequestError(
+                f"prompt is not valid Unicode text: {err.reason} at character {err.start}"
+            ) from err
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Token ids of a whole prompt: BOS and the text. Every official prompt layout starts with BOS (spec 8.2)."""
+        return [self.bos_token_id, *self.encode(text)]
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Text of token ids, special tokens spelled out. Broken UTF-8 becomes U+FFFD, unknown ids become nothing."""
+        return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes one token stands for; b"" for an id outside the vocabulary."""
+        return self._token_bytes[token_id] if 0 <= token_id < len(self._token_bytes) else b""
+
+
+def _read_tokenizer(path: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as err:
+        raise CheckpointError(f"no {path.name} in {path.parent}") from err
+    except (OSError, ValueError) as err:
+        raise CheckpointError(f"cannot read {path}: {err}") from err
+    model, decoder = raw.get("model", {}), raw.get("decoder") or {}
+    if model.get("type") != "BPE" or decoder.get("type") != "ByteLevel" or "added_tokens" not in raw:
+        raise CheckpointError(
+            f"{path}: model {model.get('type')!r} with decoder {decoder.get('type')!r}, expected BPE with ByteLevel"
+        )
+    return raw
+
+
+def _token_bytes(raw: dict[str, Any]) -> list[bytes]:
+    """Bytes per token id. Added tokens are literal text; the others are written in the byte-level alphabet."""
+    vocab: dict[str, int] = raw["model"]["vocab"]
+    added: list[dict[str, Any]] = raw["added_tokens"]
+    size = 1 + max(max(vocab.values(), default=-1), max((entry["id"] for entry in added), default=-1))
+    table = [b""] * size
+    to_byte = {char: bytes([value]) for value, char in enumerate(_byte_alphabet())}
+    for token, token_id in vocab.items():
+        table[token_id] = b"".join(to_byte.get(char) or char.encode() for char in token)
+    for entry in added:
+        table[entry["id"]] = entry["content"].encode()
+    return table
+
+
+def _byte_alphabet() -> list[str]:
+    """The printable character that stands for each byte value in a byte-level vocabulary.
+
+    Printable Latin-1 bytes stand for themselves; the other 68 take the code points from U+0100 on, in byte order.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (chr(0x100 + index) for index in range(256 - len(printable)))
+    return [chr(value) if value in printable else next(others) for value in range(256)]
