@@ -1,0 +1,63 @@
+"""Attention where one latent row is both key and value, as the formula. Source: spec 4.3."""
+
+from collections.abc import Sequence
+
+import torch
+
+from dsv4_kernels.kv.rows import PagedRows
+
+
+def paged_attention(
+    q: torch.Tensor,
+    pools: Sequence[PagedRows],
+    slots: Sequence[torch.Tensor],
+    sink: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    gathered = [pool.gather(rows) for pool, rows in zip(pools, slots, strict=True)]
+    kv = torch.cat(gathered, dim=1).float()  # [T, K, dim]
+    absent = torch.cat(list(slots), dim=1) < 0  # [T, K]
+    logits = torch.bmm(q.float(), kv.transpose(1, 2)).mul_(scale)  # [T, H, K]
+    logits.masked_fill_(absent.unsqueeze(1), float("-inf"))
+    weights, denominator = _softmax_with_sink_(logits, sink)
+    return (torch.bmm(_round(weights, q), kv) / denominator).to(q.dtype)
+
+
+def masked_attention(
+    q: torch.Tensor,
+    kv: Sequence[torch.Tensor],
+    masks: Sequence[torch.Tensor],
+    sink: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    num_tokens, num_heads, dim = q.shape
+    flat = q.float().reshape(-1, dim)  # [T * H, dim]
+    wide = [rows.float() for rows in kv]
+    logits = torch.cat([flat @ rows.T for rows in wide], dim=1).view(num_tokens, num_heads, -1).mul_(scale)
+    logits.masked_fill_(~torch.cat(list(masks), dim=1).unsqueeze(1), float("-inf"))
+    weights, denominator = _softmax_with_sink_(logits, sink)
+    parts = _round(weights, q).view(num_tokens * num_heads, -1).split([rows.shape[0] for rows in wide], dim=1)
+    out = torch.zeros_like(flat)
+    for part, rows in zip(parts, wide, strict=True):
+        out.addmm_(part, rows)
+    return (out.view(q.shape) / denominator).to(q.dtype)
+
+
+def _softmax_with_sink_(logits: torch.Tensor, sink: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Numerators in place of `logits` and the denominator [T, H, 1]; the sink is a raw logit without a value."""
+    if logits.shape[-1] == 0:
+        return logits, logits.new_ones(*logits.shape[:2], 1)
+    top = logits.amax(-1, keepdim=True)
+    if sink is not None:
+        top = torch.maximum(top, sink.view(1, -1, 1))
+    top = top.clamp(min=torch.finfo(torch.float32).min)  # a query without any key: exp(-inf - finite) = 0, not NaN
+    weights = logits.sub_(top).exp_()
+    denominator = weights.sum(-1, keepdim=True)
+    if sink is not None:
+        denominator += torch.exp(sink.view(1, -1, 1) - top)
+    return weights, denominator.clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def _round(weights: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Probabilities enter the value product in the compute dtype; the product accumulates in fp32."""
+    return weights.to(q.dtype).float()

@@ -1,0 +1,56 @@
+"""Hyper-connections as the formula, all in fp32. Source: spec 4.2."""
+
+import torch
+from torch.nn.functional import linear
+
+
+def sinkhorn(logits: torch.Tensor, num_iters: int, eps: float) -> torch.Tensor:
+    matrix = logits.softmax(-1).add_(eps)
+    matrix.div_(matrix.sum(-2, keepdim=True).add_(eps))  # columns
+    for _ in range(num_iters - 1):
+        matrix.div_(matrix.sum(-1, keepdim=True).add_(eps))  # rows
+        matrix.div_(matrix.sum(-2, keepdim=True).add_(eps))
+    return matrix
+
+
+def hc_pre(
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    num_iters: int,
+    eps: float,
+    norm_eps: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    streams = x.shape[1]
+    wide = x.float()
+    mix = _normed_mix(wide, fn, norm_eps)  # [T, (2 + S) * S]
+    pre = torch.sigmoid(mix[:, :streams] * scale[0] + base[:streams]) + eps
+    post = 2 * torch.sigmoid(mix[:, streams : 2 * streams] * scale[1] + base[streams : 2 * streams])
+    logits = mix[:, 2 * streams :] * scale[2] + base[2 * streams :]
+    comb = sinkhorn(logits.unflatten(-1, (streams, streams)), num_iters, eps)  # [T, source, destination]
+    return _collapse(pre, wide).to(x.dtype), post, comb
+
+
+def hc_post(y: torch.Tensor, x: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
+    added = post.unsqueeze(-1) * y.float().unsqueeze(1)  # [T, S, D]
+    # The contraction is over the first (source) index of comb; the other direction looks plausible and is wrong.
+    return torch.baddbmm(added, comb.transpose(1, 2), x.float()).to(x.dtype)
+
+
+def hc_head(
+    x: torch.Tensor, fn: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, eps: float, norm_eps: float
+) -> torch.Tensor:
+    wide = x.float()
+    pre = torch.sigmoid(_normed_mix(wide, fn, norm_eps) * scale[0] + base) + eps
+    return _collapse(pre, wide).to(x.dtype)
+
+
+def _normed_mix(wide: torch.Tensor, fn: torch.Tensor, norm_eps: float) -> torch.Tensor:
+    """Weightless RMS norm over all streams, applied after the projection."""
+    flat = wide.flatten(1)  # stream-major: index = stream * D + d
+    return linear(flat, fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True).add_(norm_eps))
+
+
+def _collapse(pre: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
+    return torch.bmm(pre.unsqueeze(1), wide).squeeze(1)  # [T, D]

@@ -1,0 +1,40 @@
+"""Public rotary ops. Source: spec 3.3."""
+
+import torch
+
+from dsv4_kernels.dispatch import AUTO, choose
+from dsv4_kernels.rope import reference
+
+_IMPLEMENTATIONS = {"reference": reference}
+
+
+def plain_frequencies(rope_dim: int, theta: float) -> torch.Tensor:
+    """theta^(-2i / rope_dim) for every pair i. Returns: [rope_dim / 2] fp32 on CPU."""
+    return reference.plain_frequencies(rope_dim, theta)
+
+
+def yarn_frequencies(
+    rope_dim: int, theta: float, *, factor: float, original_positions: int, beta_fast: float, beta_slow: float
+) -> torch.Tensor:
+    """Plain frequencies blended with their `factor`-times slower form; no magnitude factor anywhere.
+
+    original_positions: context length before extension, in tokens. Returns: [rope_dim / 2] fp32 on CPU.
+    """
+    return reference.yarn_frequencies(rope_dim, theta, factor, original_positions, beta_fast, beta_slow)
+
+
+def rotations(positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
+    """exp(j * position * frequency). positions: [T] int. frequencies: [P] fp32. Returns: [T, P] complex64."""
+    return reference.rotations(positions, frequencies)
+
+
+def apply_rope_(x: torch.Tensor, cis: torch.Tensor, *, inverse: bool = False, impl: str = AUTO) -> torch.Tensor:
+    """Rotate the trailing 2P dims of every row in place; interleaved pairs, fp32 math, one cast.
+
+    x: [T, ..., dim] float, mutated. cis: [T, P] complex64 of `rotations`. inverse: rotate back.
+    Returns: x. Raises: ValueError when the rows differ or 2P exceeds dim.
+    """
+    if x.shape[0] != cis.shape[0] or 2 * cis.shape[-1] > x.shape[-1]:
+        raise ValueError(f"rotations {tuple(cis.shape)} do not fit x {tuple(x.shape)}")
+    table = cis.view(cis.shape[0], *([1] * (x.dim() - 2)), cis.shape[1])
+    return _IMPLEMENTATIONS[choose("rope", x.device, x.dtype, impl)].apply_rope_(x, table, inverse)
