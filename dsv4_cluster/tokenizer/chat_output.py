@@ -6,7 +6,7 @@ several per chunk), and a stop string ends the count at the token that completes
 
 import json
 import time
-from typing import Any
+from typing import Any, cast
 
 import deepseek_recipe as recipe
 
@@ -40,15 +40,17 @@ class ChatParser:
         """Take one chunk, return its events. The caller stops the engine once `is_finished`."""
         events = [] if self._is_started else self._start(chunk.num_cached_tokens)
         for index, token_id in enumerate(chunk.token_ids):
-            if self.is_finished or token_id in (self._eos_token_id, chunk.stop_token_id):
+            if self.is_finished:
                 break
+            if token_id in (self._eos_token_id, chunk.stop_token_id):
+                continue
             logprobs = None
             if self._prompt.num_logprobs is not None and chunk.logprobs is not None:
                 logprobs = [self._logprob_entry(token_id, chunk.logprobs[index])]
             self.num_tokens += 1
-            events += self._processor.push(recipe.InferenceChunk.tokens([token_id], logprobs))
+            events += self._push(recipe.InferenceChunk.tokens([token_id], logprobs))
         if chunk.finish_reason is not None and not self.is_finished:
-            events += self._processor.push(recipe.InferenceChunk.finish(_FINISH[chunk.finish_reason]))
+            events += self._push(recipe.InferenceChunk.finish(_FINISH[chunk.finish_reason]))
         return events
 
     def close(self) -> None:
@@ -58,7 +60,11 @@ class ChatParser:
     def _start(self, num_cached_tokens: int) -> list[recipe.ChatCompletionChunk]:
         self._is_started = True
         usage = recipe.PromptUsage(prompt_tokens=len(self._prompt.token_ids), prompt_cache_hit_tokens=num_cached_tokens)
-        return self._processor.push(recipe.InferenceChunk.ready(prompt_usage=usage))
+        return self._push(recipe.InferenceChunk.ready(prompt_usage=usage))
+
+    def _push(self, chunk: recipe.InferenceChunk) -> list[recipe.ChatCompletionChunk]:
+        """The generator given to the processor makes every event a chat chunk."""
+        return cast(list[recipe.ChatCompletionChunk], self._processor.push(chunk))
 
     def _logprob_entry(self, token_id: int, logprobs: TokenLogprobs) -> tuple[float, list[tuple[int, float]]]:
         """(the token's own value, the most probable alternatives in order)."""

@@ -1,0 +1,199 @@
+"""The story of one request: admission, prefill, first token, handoff, decode, end.
+
+Failure and cancellation each take one path. A retryable error before the first decoded token means prefill again with
+the next epoch: sampling noise is a function of (seed, position), so the recomputed first token is the one the client
+has, and it is not sent twice. Closing the stream cancels the call in charge, which aborts the request at its replica,
+and drops the lease unless decode has taken it over.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from dsv4_cluster.config.router_config import RouterConfig
+from dsv4_cluster.errors import DeadlineExceededError, Dsv4Error, KVTransferError, OverloadedError, WorkerLostError
+from dsv4_cluster.protocol.handoff import DecodeRequest, KVTicket, PrefillResult
+from dsv4_cluster.protocol.output import FinishReason, TokenChunk
+from dsv4_cluster.protocol.request import GenerationRequest
+from dsv4_cluster.protocol.services import DecodeClient, PrefillClient
+from dsv4_cluster.router.admission import Admission
+
+logger = logging.getLogger(__name__)
+
+RETRY_BACKOFF_S = 0.05  # doubles per attempt; long enough for a replica set to notice a dead member
+RELEASE_TIMEOUT_S = 5.0  # a release that takes longer is left to the lease's expiry
+CLOSE_TIMEOUT_S = 5.0  # likewise for telling a decode replica to stop
+READY_TIMEOUT_S = 5.0
+
+
+class Orchestrator:
+    """The GenerationService of a router replica. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        prefill: PrefillClient,
+        decode: DecodeClient,
+        config: RouterConfig,
+        *,
+        model_names: Sequence[str],
+        max_model_len: int,
+        probe: Callable[[], Awaitable[bool]],
+    ) -> None:
+        """max_model_len: prompt + answer in tokens. probe: answers whether both roles have a healthy replica."""
+        self._prefill = prefill
+        self._decode = decode
+        self._config = config
+        self._model_names = tuple(model_names)
+        self._probe = probe
+        self._cleanups: set[asyncio.Task[None]] = set()
+        self.admission = Admission(max_in_flight=config.max_ongoing_requests, max_model_len=max_model_len)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
+        """Stream every token of the answer; the last chunk has a finish reason. Closing early aborts the request.
+
+        Raises: InvalidRequestError, OverloadedError, DeadlineExceededError, and what the replicas raise once no
+        attempt is left.
+        """
+        self.admission.check(request)
+        with self.admission.slot():
+            deadline_s = asyncio.get_running_loop().time() + self._config.request_timeout_s
+            first_chunk: TokenChunk | None = None
+            for epoch in range(self._config.max_attempts):
+                ticket: KVTicket | None = None  # of this attempt, as long as nobody else is in charge of it
+                stream: AsyncGenerator[TokenChunk, None] | None = None
+                try:
+                    result = await self._prefill_once(request, epoch, deadline_s)
+                    ticket = result.ticket
+                    if first_chunk is None:
+                        first_chunk = result.first_chunk
+                        yield first_chunk
+                    else:
+                        _check_same_first_token(first_chunk, result.first_chunk)
+                    if ticket is None or first_chunk.finish_reason is not None:
+                        return
+                    stream = self._decode.decode(_decode_request(request, first_chunk, epoch, ticket))
+                    chunk = await _next_chunk(stream, deadline_s)
+                    ticket = None
+                    while chunk.finish_reason is None:
+                        yield chunk
+                        chunk = await _next_chunk(stream, deadline_s)
+                    yield chunk
+                    return
+                except Dsv4Error as err:
+                    is_mid_stream = stream is not None and ticket is None
+                    if is_mid_stream or not self._may_retry(err, epoch, is_first_try=first_chunk is None):
+                        raise
+                    logger.warning("%s: attempt %d failed, prefill again: %s", request.request_id, epoch, err)
+                finally:
+                    if ticket is not None:
+                        self._release_soon(ticket)
+                    if stream is not None:
+                        await _close(stream, request.request_id)
+                await _back_off(epoch, deadline_s)
+
+    def model_names(self) -> Sequence[str]:
+        """Served model names, the canonical one first."""
+        return self._model_names
+
+    async def is_ready(self) -> bool:
+        """True when a request would be accepted now."""
+        if not self.admission.has_room:
+            return False
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                return await self._probe()
+        except (TimeoutError, Dsv4Error):
+            return False
+
+    async def close(self) -> None:
+        """Wait for releases that are still under way (each is bounded by its timeout)."""
+        await asyncio.gather(*self._cleanups)
+
+    async def _prefill_once(self, request: GenerationRequest, epoch: int, deadline_s: float) -> PrefillResult:
+        async with _deadline(deadline_s, "prefill"):
+            result = await self._prefill.prefill(request, epoch=epoch)
+        _raise_if_failed(result.first_chunk)
+        return result
+
+    def _may_retry(self, err: Dsv4Error, epoch: int, *, is_first_try: bool) -> bool:
+        """Before the first token a full queue is the client's to know; after it the handoff may be tried again."""
+        kinds = (
+            (KVTransferError, WorkerLostError) if is_first_try else (KVTransferError, WorkerLostError, OverloadedError)
+        )
+        return err.retryable and isinstance(err, kinds) and epoch + 1 < self._config.max_attempts
+
+    def _release_soon(self, ticket: KVTicket) -> None:
+        """Release on a task of our own, so that neither a retry nor a leaving client waits for it."""
+        task = asyncio.get_running_loop().create_task(self._release(ticket))
+        self._cleanups.add(task)
+        task.add_done_callback(self._cleanups.discard)
+
+    async def _release(self, ticket: KVTicket) -> None:
+        try:
+            async with asyncio.timeout(RELEASE_TIMEOUT_S):
+                await self._prefill.release(ticket)
+        except (TimeoutError, Dsv4Error) as err:
+            logger.warning(
+                "%s: release of %s failed, its lease will expire: %r", ticket.request_id, ticket.ticket_id, err
+            )
+
+
+def _decode_request(request: GenerationRequest, first_chunk: TokenChunk, epoch: int, ticket: KVTicket) -> DecodeRequest:
+    assert len(first_chunk.token_ids) == 1, f"prefill made {len(first_chunk.token_ids)} tokens, expected 1"
+    return DecodeRequest(request=request, first_token_id=first_chunk.token_ids[0], epoch=epoch, ticket=ticket)
+
+
+def _check_same_first_token(sent: TokenChunk, recomputed: TokenChunk) -> None:
+    """Raises: Dsv4Error when the recomputed first token is not the one the client has."""
+    if (sent.token_ids, sent.finish_reason) != (recomputed.token_ids, recomputed.finish_reason):
+        raise Dsv4Error(
+            f"recomputing the prompt gave first token {recomputed.token_ids}, but {sent.token_ids} was sent already"
+        )
+
+
+async def _next_chunk(stream: AsyncGenerator[TokenChunk, None], deadline_s: float) -> TokenChunk:
+    """The next chunk of a decode stream. Raises: its error, DeadlineExceededError, WorkerLostError at a cut stream."""
+    try:
+        async with _deadline(deadline_s, "decode"):
+            chunk = await anext(stream)
+    except StopAsyncIteration:
+        raise WorkerLostError("the decode stream ended before its last token") from None
+    _raise_if_failed(chunk)
+    return chunk
+
+
+def _raise_if_failed(chunk: TokenChunk) -> None:
+    if chunk.error is not None:
+        raise chunk.error
+    if chunk.finish_reason is FinishReason.ABORT:
+        raise WorkerLostError("the replica dropped the request")
+    if chunk.finish_reason is FinishReason.ERROR:
+        raise Dsv4Error("the engine failed without saying why")
+
+
+@asynccontextmanager
+async def _deadline(deadline_s: float, phase: str) -> AsyncGenerator[None, None]:
+    """Bound one await by the request's deadline (loop time). Raises: DeadlineExceededError that names the phase."""
+    scope = asyncio.timeout_at(deadline_s)
+    try:
+        async with scope:
+            yield
+    except TimeoutError:
+        if not scope.expired():
+            raise
+        raise DeadlineExceededError(f"the request reached its time limit during {phase}") from None
+
+
+async def _back_off(epoch: int, deadline_s: float) -> None:
+    async with _deadline(deadline_s, "retry"):
+        await asyncio.sleep(RETRY_BACKOFF_S * 2**epoch)
+
+
+async def _close(stream: AsyncGenerator[TokenChunk, None], request_id: str) -> None:
+    """Abort a decode stream that is still open; one that has ended is left alone."""
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            await stream.aclose()
+    except TimeoutError:
+        logger.warning("%s: the decode stream did not close within %s s", request_id, CLOSE_TIMEOUT_S)
