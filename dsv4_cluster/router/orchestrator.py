@@ -65,6 +65,7 @@ class Orchestrator:
                 try:
                     result = await self._prefill_once(request, epoch, deadline_s)
                     ticket = result.ticket
+                    _raise_if_failed(result.first_chunk)
                     if first_chunk is None:
                         first_chunk = result.first_chunk
                         yield first_chunk
@@ -112,9 +113,7 @@ class Orchestrator:
 
     async def _prefill_once(self, request: GenerationRequest, epoch: int, deadline_s: float) -> PrefillResult:
         async with _deadline(deadline_s, "prefill"):
-            result = await self._prefill.prefill(request, epoch=epoch)
-        _raise_if_failed(result.first_chunk)
-        return result
+            return await self._prefill.prefill(request, epoch=epoch)
 
     def _may_retry(self, err: Dsv4Error, epoch: int, *, is_first_try: bool) -> bool:
         """Before the first token a full queue is the client's to know; after it the handoff may be tried again."""
@@ -153,10 +152,16 @@ def _check_same_first_token(sent: TokenChunk, recomputed: TokenChunk) -> None:
 
 
 async def _next_chunk(stream: AsyncGenerator[TokenChunk, None], deadline_s: float) -> TokenChunk:
-    """The next chunk of a decode stream. Raises: its error, DeadlineExceededError, WorkerLostError at a cut stream."""
+    """The next chunk of a decode stream. Raises: its error, DeadlineExceededError, WorkerLostError at a cut stream.
+
+    With the last chunk the stream is run to its end, because closing it while it is open would abort the request.
+    """
     try:
         async with _deadline(deadline_s, "decode"):
             chunk = await anext(stream)
+            if chunk.finish_reason is not None:
+                async for extra in stream:
+                    raise Dsv4Error(f"the decode stream went on after its last token: {extra}")
     except StopAsyncIteration:
         raise WorkerLostError("the decode stream ended before its last token") from None
     _raise_if_failed(chunk)
