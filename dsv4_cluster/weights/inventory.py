@@ -6,7 +6,7 @@ rules from it, so that a shape is written down once. Source: spec 2.1, 2.2, 2.3,
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dsv4_cluster.config.model_config import ModelConfig
@@ -28,6 +28,7 @@ class TensorSpec:
     granule: logical elements along each dim that one stored element covers (FP4 bytes (1, 2), scales their block).
     shard: in logical coordinates. For routed experts `dim` 0 of axis "ep" is the expert index, which is not a dim of
         the stored tensor: it is the position `expert_id` in a stack of `num_experts`.
+    num_experts: size of that stack, and for `tid2eid` the number of experts its ids name; 0 elsewhere.
     scale_block: block of the weight that shares one scale; None = no scale tensor. scale_of: name of a scale's weight.
     """
 
@@ -166,7 +167,8 @@ def _feed_forward(config: ModelConfig, prefix: str, is_hash: bool, expert_dtype:
     hidden, inter, num_experts = config.hidden_size, config.moe_intermediate_size, config.n_routed_experts
     yield _plain(prefix + "gate.weight", (num_experts, hidden), "BF16")
     if is_hash:
-        yield _plain(prefix + "gate.tid2eid", (config.vocab_size, config.num_experts_per_tok), "I64")
+        table = _plain(prefix + "gate.tid2eid", (config.vocab_size, config.num_experts_per_tok), "I64")
+        yield replace(table, num_experts=num_experts)
     else:
         yield _plain(prefix + "gate.bias", (num_experts,), "F32")
     for expert_id in range(num_experts):
