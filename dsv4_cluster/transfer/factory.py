@@ -1,0 +1,27 @@
+"""From settings to a transport; the only place that knows all backends."""
+
+from dsv4_cluster.clock import Clock
+from dsv4_cluster.config.transfer_config import TransferConfig
+from dsv4_cluster.transfer.base import KVTransport
+
+
+def create_transport(config: TransferConfig, *, clock: Clock, advertise_host: str | None = None) -> KVTransport:
+    """Build the configured backend, ready to publish and fetch. The caller closes it.
+
+    advertise_host: this node's address, named in tickets when `bind_host` is a wildcard and the settings name no
+        other. Unused by `local`.
+    Raises: ConfigError when `bind_host` cannot be listened on, or is a wildcard and no address is known.
+    """
+    match config.backend:
+        case "local":
+            from dsv4_cluster.transfer.local import LocalTransport
+
+            return LocalTransport(config, clock)
+        case "shm":
+            from dsv4_cluster.transfer.shm import ShmTransport
+
+            return ShmTransport(config, clock, advertise_host=advertise_host)
+        case "grpc":
+            from dsv4_cluster.transfer.grpc import GrpcTransport
+
+            return GrpcTransport(config, clock, advertise_host=advertise_host)
