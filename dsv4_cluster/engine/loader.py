@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 
 from dsv4_cluster.config.engine_config import EngineConfig
-from dsv4_cluster.config.kv_config import PAGE_TOKENS, KVConfig
+from dsv4_cluster.config.kv_config import KVConfig
+from dsv4_cluster.config.limits import max_model_len
 from dsv4_cluster.config.model_config import ModelConfig
 from dsv4_cluster.config.speculation_config import SpeculationConfig
 from dsv4_cluster.errors import ConfigError
@@ -45,14 +46,14 @@ def load_model(
     device = torch.device(engine.device)
     dtype = compute_dtype(engine, device)
     _check_speculation(speculation, checkpoint)
-    max_model_len = _max_model_len(config, engine, kv)
+    limit = max_model_len(config, engine, kv)
     layout = KVLayout.build(config, kv, dtype, fingerprint=checkpoint.fingerprint)
     model = Transformer(
         config, parallel, dtype=dtype, device=device, kv_cache_dtype=kv.kv_cache_dtype, indexer_dtype=kv.indexer_dtype
     )
     load_weights(model, checkpoint, parallel)
     pools = KVPools.allocate(layout, kv.num_pages, engine.max_num_seqs, device)
-    return LoadedModel(config, model.eval(), layout, pools, device, max_model_len)
+    return LoadedModel(config, model.eval(), layout, pools, device, limit)
 
 
 def compute_dtype(engine: EngineConfig, device: torch.device) -> torch.dtype:
@@ -60,24 +61,6 @@ def compute_dtype(engine: EngineConfig, device: torch.device) -> torch.dtype:
     if engine.dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     return _DTYPES[engine.dtype]
-
-
-def _max_model_len(config: ModelConfig, engine: EngineConfig, kv: KVConfig) -> int:
-    """The explicit limit, or what context and cache both allow."""
-    cache_tokens = kv.num_pages * PAGE_TOKENS
-    if engine.max_model_len is None:
-        return min(config.max_position_embeddings, cache_tokens)
-    if engine.max_model_len > config.max_position_embeddings:
-        raise ConfigError(
-            f"engine.max_model_len is {engine.max_model_len}, the checkpoint's max_position_embeddings is "
-            f"{config.max_position_embeddings}"
-        )
-    if engine.max_model_len > cache_tokens:
-        raise ConfigError(
-            f"engine.max_model_len is {engine.max_model_len} tokens, but kv.num_pages {kv.num_pages} holds only "
-            f"{cache_tokens}: raise kv.num_pages to at least {-(-engine.max_model_len // PAGE_TOKENS)}"
-        )
-    return engine.max_model_len
 
 
 def _check_speculation(speculation: SpeculationConfig, checkpoint: Checkpoint) -> None:

@@ -1,1 +1,1 @@
-""
+"""The Ray Serve graph: router, prefill and decode deployments and the clients between them."""

@@ -1,0 +1,36 @@
+"""How long prompt and answer may be together: what engine, cache and checkpoint allow."""
+
+from dsv4_cluster.config.cluster_config import ClusterConfig
+from dsv4_cluster.config.engine_config import EngineConfig
+from dsv4_cluster.config.kv_config import PAGE_TOKENS, KVConfig
+from dsv4_cluster.config.model_config import ModelConfig
+from dsv4_cluster.errors import ConfigError
+
+
+def max_model_len(config: ModelConfig, engine: EngineConfig, kv: KVConfig) -> int:
+    """The explicit limit of one engine, or what context and cache both allow, in tokens.
+
+    Raises: ConfigError when the explicit limit exceeds one of them.
+    """
+    cache_tokens = kv.num_pages * PAGE_TOKENS
+    if engine.max_model_len is None:
+        return min(config.max_position_embeddings, cache_tokens)
+    if engine.max_model_len > config.max_position_embeddings:
+        raise ConfigError(
+            f"engine.max_model_len is {engine.max_model_len}, the checkpoint's max_position_embeddings is "
+            f"{config.max_position_embeddings}"
+        )
+    if engine.max_model_len > cache_tokens:
+        raise ConfigError(
+            f"engine.max_model_len is {engine.max_model_len} tokens, but kv.num_pages {kv.num_pages} holds only "
+            f"{cache_tokens}: raise kv.num_pages to at least {-(-engine.max_model_len // PAGE_TOKENS)}"
+        )
+    return engine.max_model_len
+
+
+def cluster_max_model_len(config: ModelConfig, cluster: ClusterConfig) -> int:
+    """The limit of a cluster: the smaller of its two roles, because a sequence passes through both.
+
+    Raises: ConfigError.
+    """
+    return min(max_model_len(config, role.engine, role.kv) for role in (cluster.prefill, cluster.decode))

@@ -1,0 +1,56 @@
+"""ClusterConfig -> Serve application: the builder that `configs/*.yaml` name as import_path."""
+
+import ray
+from ray import serve
+from ray.serve import Application
+
+from dsv4_cluster.config.cluster_config import ClusterConfig, WorkerRole
+from dsv4_cluster.serve.decode_deployment import DecodeDeployment
+from dsv4_cluster.serve.ingress import RouterIngress
+from dsv4_cluster.serve.placement import check_placement, role_bundles
+from dsv4_cluster.serve.prefill_deployment import PrefillDeployment
+from dsv4_cluster.serve.request_router import pinned_router_config
+
+ROUTER, PREFILL, DECODE = "Router", "Prefill", "Decode"
+
+HEALTH_PERIOD_S = 1.0  # one small call per replica; a dead worker is replaced within this plus a process start
+HEALTH_TIMEOUT_S = 10.0
+SPARE_CALLS = 64  # calls besides requests: one subscription per router, polls, aborts
+DRAIN_POLL_S = 0.5  # Serve's default of 2 s would be the least time any replica takes to go
+
+
+def build(args: ClusterConfig) -> Application:
+    """Build the graph: router -> (prefill, decode).
+
+    Raises: ConfigError when the cluster is too small, with the sum of what is asked.
+    """
+    if ray.is_initialized():
+        check_placement(args, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+    prefill = _worker_deployment(PrefillDeployment, PREFILL, args.prefill, drain_s=args.router.request_timeout_s)
+    decode = _worker_deployment(DecodeDeployment, DECODE, args.decode, drain_s=args.router.request_timeout_s)
+    router = serve.deployment(name=ROUTER)(RouterIngress).options(
+        num_replicas=args.router.num_replicas,
+        ray_actor_options={"num_cpus": args.router.num_cpus},
+        # Our own admission answers 429 above the limit; Serve's must not queue requests before it.
+        max_ongoing_requests=2 * args.router.max_ongoing_requests + SPARE_CALLS,
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
+        graceful_shutdown_timeout_s=args.router.request_timeout_s,
+    )
+    return router.bind(args, prefill.bind(args), decode.bind(args))
+
+
+def _worker_deployment(cls: type, name: str, role: WorkerRole, *, drain_s: float) -> serve.Deployment:
+    bundles = role_bundles(role)
+    return serve.deployment(name=name)(cls).options(
+        num_replicas=role.num_replicas,
+        ray_actor_options={"num_cpus": bundles[0]["CPU"]},
+        placement_group_bundles=bundles,
+        max_ongoing_requests=role.max_ongoing_requests + SPARE_CALLS,
+        request_router_config=pinned_router_config(),
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
+        graceful_shutdown_timeout_s=drain_s,
+    )

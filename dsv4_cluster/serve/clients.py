@@ -1,0 +1,148 @@
+"""The router's PrefillClient and DecodeClient over Serve handles.
+
+Tokens of a decode replica arrive on one long-lived stream per (router, replica), one message per engine step; the call
+that starts a request returns as soon as the replica has taken it.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Coroutine
+
+from ray.serve.handle import DeploymentHandle
+
+from dsv4_cluster.errors import Dsv4Error, WorkerLostError
+from dsv4_cluster.protocol.handoff import DecodeRequest, KVTicket, PrefillResult
+from dsv4_cluster.protocol.output import TokenChunk
+from dsv4_cluster.protocol.request import GenerationRequest
+from dsv4_cluster.serve.directory import ReplicaDirectory
+from dsv4_cluster.serve.errors import call_error
+from dsv4_cluster.serve.request_router import open_subscription, release_everywhere
+from dsv4_cluster.serve.step_stream import StepStream
+
+logger = logging.getLogger(__name__)
+
+ABORT_TIMEOUT_S = 5.0
+
+
+class ServePrefillClient:
+    """PrefillClient: picks a replica whose cache layout some decode replica shares."""
+
+    def __init__(self, handle: DeploymentHandle, replicas: ReplicaDirectory, decode_replicas: ReplicaDirectory) -> None:
+        self._handle = handle
+        self._replicas = replicas
+        self._decode_replicas = decode_replicas
+
+    async def prefill(self, request: GenerationRequest, *, epoch: int) -> PrefillResult:
+        """See PrefillClient. Raises also LayoutMismatchError, before anything is computed."""
+        await self._decode_replicas.pick()
+        replica_id = (await self._replicas.pick(self._decode_replicas.layout_ids())).replica_id
+        with self._replicas.in_flight(replica_id):
+            call = self._handle.prefill.remote(request, epoch=epoch, replica_id=replica_id)
+            try:
+                return await call
+            except asyncio.CancelledError:
+                call.cancel()  # the replica aborts the request
+                raise
+            except Exception as err:
+                raise _noted(call_error(err), self._replicas, replica_id) from err
+
+    async def release(self, ticket: KVTicket) -> None:
+        """See PrefillClient. Every replica is told: only the publisher knows the ticket."""
+        try:
+            await release_everywhere(self._handle, ticket)
+        except Exception as err:
+            raise call_error(err) from err
+
+
+class ServeDecodeClient:
+    """DecodeClient: one subscription per replica, opened on first use and again after a loss."""
+
+    def __init__(self, handle: DeploymentHandle, replicas: ReplicaDirectory, *, router_id: str) -> None:
+        self._handle = handle
+        self._replicas = replicas
+        self._router_id = router_id
+        self._streams: dict[str, StepStream] = {}
+        self._subscribing = asyncio.Lock()
+        self._aborts: set[asyncio.Task[None]] = set()
+
+    async def decode(self, request: DecodeRequest) -> AsyncGenerator[TokenChunk, None]:
+        """See DecodeClient. Raises also LayoutMismatchError and OverloadedError."""
+        request_id = request.request.request_id
+        replica_id = (await self._replicas.pick(frozenset({request.ticket.layout_id}))).replica_id
+        with self._replicas.in_flight(replica_id):
+            stream = await self._subscribed(replica_id)
+            chunks = stream.open(request_id)
+            is_finished = False
+            try:
+                await self._admit(request, replica_id)
+                while not is_finished:
+                    chunk = await chunks.get()
+                    if isinstance(chunk, WorkerLostError):
+                        raise _noted(chunk, self._replicas, replica_id)
+                    is_finished = chunk.finish_reason is not None
+                    yield chunk
+            finally:
+                stream.forget(request_id)
+                if not is_finished:
+                    await asyncio.shield(self._abort(request_id, replica_id))
+
+    def end_idle_streams(self) -> None:
+        """Close subscriptions to replicas that are gone or draining; a replica drains until its last call ends."""
+        for replica_id, stream in list(self._streams.items()):
+            if not self._replicas.is_live(replica_id) and not stream.num_requests:
+                stream.close()
+                del self._streams[replica_id]
+
+    def close(self) -> None:
+        """End every subscription; the replicas abort what is left of this router's requests."""
+        for stream in self._streams.values():
+            stream.close()
+        self._streams.clear()
+
+    async def _subscribed(self, replica_id: str) -> StepStream:
+        async with self._subscribing:
+            stream = self._streams.get(replica_id)
+            if stream is None or stream.has_ended:
+                messages, cancel = open_subscription(self._handle, self._router_id, replica_id=replica_id)
+                stream = StepStream(replica_id, messages, cancel)
+                try:
+                    await stream.start()
+                except WorkerLostError as err:
+                    raise _noted(err, self._replicas, replica_id) from err
+                self._streams[replica_id] = stream
+            return stream
+
+    async def _admit(self, request: DecodeRequest, replica_id: str) -> None:
+        call = self._handle.admit.remote(request, router_id=self._router_id, replica_id=replica_id)
+        try:
+            await call
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        except Exception as err:
+            raise _noted(call_error(err), self._replicas, replica_id) from err
+
+    def _abort(self, request_id: str, replica_id: str) -> "asyncio.Task[None]":
+        """Start an abort that goes on even when the caller is cancelled; the caller waits for it if it can."""
+        return self._keep(self._abort_quietly(request_id, replica_id))
+
+    async def _abort_quietly(self, request_id: str, replica_id: str) -> None:
+        try:
+            async with asyncio.timeout(ABORT_TIMEOUT_S):
+                await self._handle.abort.remote(request_id, replica_id=replica_id)
+        except Exception as err:
+            # A replica that cannot be reached has lost the request, or drops it with the subscription.
+            logger.debug("%s: abort at %s failed: %s", request_id, replica_id, call_error(err))
+
+    def _keep(self, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+        return task
+
+
+def _noted(err: Dsv4Error, replicas: ReplicaDirectory, replica_id: str) -> Dsv4Error:
+    """Strike a lost replica from the directory, so that the next attempt goes elsewhere or waits for a new one."""
+    if isinstance(err, WorkerLostError):
+        replicas.mark_lost(replica_id)
+    return err

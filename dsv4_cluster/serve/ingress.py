@@ -1,0 +1,75 @@
+"""The router deployment: HTTP front end and orchestrator in one process, without torch."""
+
+import asyncio
+import logging
+import sys
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from dsv4_cluster.config.cluster_config import ClusterConfig
+from dsv4_cluster.config.limits import cluster_max_model_len
+from dsv4_cluster.config.model_config import ModelConfig
+from dsv4_cluster.errors import LayoutMismatchError
+from dsv4_cluster.frontend.app import create_app
+from dsv4_cluster.router.orchestrator import Orchestrator
+from dsv4_cluster.serve.clients import ServeDecodeClient, ServePrefillClient
+from dsv4_cluster.serve.directory import ReplicaDirectory
+from dsv4_cluster.serve.environment import warn_of_missing_settings
+from dsv4_cluster.serve.request_router import own_replica_id
+from dsv4_cluster.tokenizer.encoding import ModelCodec
+from dsv4_cluster.tokenizer.models import ServedModels
+
+logger = logging.getLogger(__name__)
+
+
+@serve.ingress()
+class RouterIngress:
+    """One router replica."""
+
+    async def __init__(self, config: ClusterConfig, prefill: DeploymentHandle, decode: DeploymentHandle) -> None:  # type: ignore[misc]  # Serve awaits it
+        warn_of_missing_settings()
+        self._config = config
+        self._codec = ModelCodec.from_checkpoint(config.model.path, ServedModels.of(config.model.served_names))
+        self._prefills = ReplicaDirectory("prefill", prefill)
+        self._decodes = ReplicaDirectory("decode", decode)
+        self._decode_client = ServeDecodeClient(decode, self._decodes, router_id=own_replica_id())
+        self._orchestrator = Orchestrator(
+            ServePrefillClient(prefill, self._prefills, self._decodes),
+            self._decode_client,
+            config.router,
+            model_names=config.model.served_names,
+            max_model_len=cluster_max_model_len(ModelConfig.from_checkpoint(config.model.path), config),
+            probe=self._has_matching_replicas,
+        )
+        self._tasks = [
+            asyncio.get_running_loop().create_task(self._prefills.run(lambda: None)),
+            asyncio.get_running_loop().create_task(self._decodes.run(self._decode_client.end_idle_streams)),
+        ]
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Serve calls this after the constructor."""
+        return create_app(self._orchestrator, self._codec, self._config.router)
+
+    async def check_health(self) -> None:
+        """Raises: RuntimeError when a poll has ended; without polls this router would never see a new replica."""
+        ended = [task for task in self._tasks if task.done()]
+        if ended:
+            raise RuntimeError(f"{len(ended)} replica polls have ended: {ended}")
+
+    async def loaded_modules(self) -> list[str]:
+        """Names of the top-level modules this process has imported."""
+        return sorted({name.partition(".")[0] for name in sys.modules})
+
+    async def _has_matching_replicas(self) -> bool:
+        prefills, decodes = self._prefills.layout_ids(), self._decodes.layout_ids()
+        if prefills and decodes and not prefills & decodes:
+            raise LayoutMismatchError(f"prefill replicas have cache layout {prefills}, decode replicas {decodes}")
+        return bool(prefills & decodes)
+
+    async def __del__(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._decode_client.close()
+        await self._orchestrator.close()
