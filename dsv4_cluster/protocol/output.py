@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from dsv4_cluster.errors import Dsv4Error
+from dsv4_cluster.errors import Dsv4Error, WorkerLostError
 
 TokenLogprobs = dict[int, float]  # token id -> natural-log probability; always holds the chosen token
 PromptLogprobs = list[TokenLogprobs | None]  # index = prompt position; [0] is None
@@ -32,6 +32,15 @@ class TokenChunk:
     num_drafted: int = 0
     num_accepted: int = 0
     error: Dsv4Error | None = None
+
+    def raise_if_failed(self) -> None:
+        """Raises: the error it carries; WorkerLostError when the engine dropped a request that nobody cancelled."""
+        if self.error is not None:
+            raise self.error
+        if self.finish_reason is FinishReason.ABORT:
+            raise WorkerLostError(f"{self.request_id}: the engine dropped the request")
+        if self.finish_reason is FinishReason.ERROR:
+            raise Dsv4Error(f"{self.request_id}: the engine failed without saying why")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

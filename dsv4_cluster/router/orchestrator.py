@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dsv4_cluster.config.router_config import RouterConfig
 from dsv4_cluster.errors import DeadlineExceededError, Dsv4Error, KVTransferError, OverloadedError, WorkerLostError
 from dsv4_cluster.protocol.handoff import DecodeRequest, KVTicket, PrefillResult
-from dsv4_cluster.protocol.output import FinishReason, TokenChunk
+from dsv4_cluster.protocol.output import TokenChunk
 from dsv4_cluster.protocol.request import GenerationRequest
 from dsv4_cluster.protocol.services import DecodeClient, PrefillClient
 from dsv4_cluster.router.admission import Admission
@@ -65,7 +65,7 @@ class Orchestrator:
                 try:
                     result = await self._prefill_once(request, epoch, deadline_s)
                     ticket = result.ticket
-                    _raise_if_failed(result.first_chunk)
+                    result.first_chunk.raise_if_failed()
                     if first_chunk is None:
                         first_chunk = result.first_chunk
                         yield first_chunk
@@ -164,17 +164,8 @@ async def _next_chunk(stream: AsyncGenerator[TokenChunk, None], deadline_s: floa
                     raise Dsv4Error(f"the decode stream went on after its last token: {extra}")
     except StopAsyncIteration:
         raise WorkerLostError("the decode stream ended before its last token") from None
-    _raise_if_failed(chunk)
+    chunk.raise_if_failed()
     return chunk
-
-
-def _raise_if_failed(chunk: TokenChunk) -> None:
-    if chunk.error is not None:
-        raise chunk.error
-    if chunk.finish_reason is FinishReason.ABORT:
-        raise WorkerLostError("the replica dropped the request")
-    if chunk.finish_reason is FinishReason.ERROR:
-        raise Dsv4Error("the engine failed without saying why")
 
 
 @asynccontextmanager

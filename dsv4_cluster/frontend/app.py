@@ -1,0 +1,114 @@
+"""The FastAPI app: routes, and the one place where exceptions become HTTP answers."""
+
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from dsv4_cluster.config.router_config import RouterConfig
+from dsv4_cluster.errors import InvalidRequestError
+from dsv4_cluster.frontend import admin
+from dsv4_cluster.frontend.chat import chat_completions
+from dsv4_cluster.frontend.completions import completions
+from dsv4_cluster.frontend.edge import EdgeMiddleware
+from dsv4_cluster.frontend.error_body import CLIENT_GONE_STATUS, error_response
+from dsv4_cluster.frontend.generation import Backend
+from dsv4_cluster.protocol.services import GenerationService
+from dsv4_cluster.tokenizer.encoding import ModelCodec
+
+ENCODE_THREADS = 2  # encoding releases the interpreter lock; more threads only let long prompts crowd out the loop
+
+Endpoint = Callable[[Request, Backend], Awaitable[Response]]
+
+
+def create_app(
+    service: GenerationService,
+    codec: ModelCodec,
+    config: RouterConfig,
+    *,
+    max_model_len: int,
+    draw_seed: Callable[[], int] = lambda: secrets.randbits(63),
+) -> FastAPI:
+    """Build the HTTP surface over a service. It starts nothing until requests come, and owns one thread pool.
+
+    max_model_len: prompt + answer, in tokens. draw_seed: seeds in [0, 2**63) for requests that bring none.
+    """
+    pool = ThreadPoolExecutor(ENCODE_THREADS, thread_name_prefix="encode")
+    backend = Backend(
+        service=service,
+        codec=codec,
+        config=config,
+        max_model_len=max_model_len,
+        encode_pool=pool,
+        draw_seed=draw_seed,
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
+        yield
+        pool.shutdown(wait=False, cancel_futures=True)
+
+    app = FastAPI(title="dsv4-cluster", docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.add_middleware(EdgeMiddleware, max_in_flight=config.max_ongoing_requests)
+    app.add_exception_handler(HTTPException, _http_error)
+    _add_admin_routes(app, backend)
+    _add_post(app, "/v1/chat/completions", chat_completions, backend)
+    _add_post(app, "/v1/completions", completions, backend)
+    return app
+
+
+def _add_post(app: FastAPI, path: str, endpoint: Endpoint, backend: Backend) -> None:
+    async def run(request: Request) -> Response:
+        return await _answer(request, endpoint(request, backend))
+
+    app.add_api_route(path, run, methods=["POST"], response_model=None, name=endpoint.__name__)
+
+
+def _add_admin_routes(app: FastAPI, backend: Backend) -> None:
+    created_s = int(time.time())
+
+    async def one_model(request: Request) -> Response:
+        async def find() -> Response:
+            return admin.get_model(backend, request.path_params["name"], created_s)
+
+        return await _answer(request, find())
+
+    async def is_ready(request: Request) -> Response:
+        return await _answer(request, admin.ready(backend))
+
+    async def all_models() -> Response:
+        return admin.list_models(backend, created_s)
+
+    async def health() -> Response:
+        return admin.health()
+
+    for path, endpoint in (
+        ("/v1/models", all_models),
+        ("/v1/models/{name:path}", one_model),
+        ("/health", health),
+        ("/ready", is_ready),
+    ):
+        app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+
+
+async def _answer(request: Request, work: Awaitable[Response]) -> Response:
+    """The boundary: whatever an endpoint raises becomes an answer in OpenAI's envelope."""
+    try:
+        return await work
+    except ClientDisconnect:
+        return Response(status_code=CLIENT_GONE_STATUS)
+    except Exception as err:
+        return error_response(err, request.state.request_id)
+
+
+async def _http_error(request: Request, err: Exception) -> Response:
+    """Unknown paths and methods, which never reach an endpoint."""
+    assert isinstance(err, HTTPException)
+    message = f"{request.method} {request.url.path}: {err.detail}"
+    return error_response(InvalidRequestError(message, http_status=err.status_code), request.state.request_id)

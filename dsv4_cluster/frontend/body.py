@@ -1,0 +1,53 @@
+"""Request bodies: bytes under a limit, then one JSON object."""
+
+import asyncio
+import json
+from typing import Any, Never
+
+from starlette.requests import Request
+
+from dsv4_cluster.errors import InvalidRequestError
+
+BODY_TIMEOUT_S = 60.0  # a client that takes longer to send its body holds a place for nothing
+
+
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """Read the body. Raises: InvalidRequestError (413 above max_bytes, 408 when it does not arrive in time)."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise _too_large(max_bytes)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > max_bytes:
+                    raise _too_large(max_bytes)
+    except TimeoutError:
+        raise InvalidRequestError(
+            f"the request body did not arrive within {BODY_TIMEOUT_S} s", http_status=408
+        ) from None
+    return bytes(body)
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """Parse a JSON object. Raises: InvalidRequestError that says where the JSON is wrong."""
+    try:
+        value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as err:
+        raise InvalidRequestError(f"the request body is not UTF-8: {err.reason} at byte {err.start}") from err
+    except ValueError as err:
+        raise InvalidRequestError(f"the request body is not valid JSON: {err}") from err
+    except RecursionError as err:
+        raise InvalidRequestError("the request body is nested too deeply") from err
+    if not isinstance(value, dict):
+        raise InvalidRequestError("the request body must be a JSON object")
+    return value
+
+
+def _too_large(max_bytes: int) -> InvalidRequestError:
+    return InvalidRequestError(f"the request body exceeds {max_bytes} bytes", http_status=413)
+
+
+def _refuse_constant(name: str) -> Never:
+    raise ValueError(f"{name} is not a JSON value")

@@ -1,0 +1,80 @@
+"""Errors as OpenAI's envelope: `{"error": {"message", "type", "param", "code"}}`, streamed or not."""
+
+import json
+import logging
+from dataclasses import dataclass
+
+from starlette.responses import Response
+
+from dsv4_cluster import errors
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1
+CLIENT_GONE_STATUS = 499  # never on the wire: there is nobody to read it
+_CODES: dict[type[errors.Dsv4Error], str] = {
+    errors.PromptTooLongError: "context_length_exceeded",
+    errors.ModelNotFoundError: "model_not_found",
+    errors.InvalidRequestError: "invalid_request_error",
+    errors.AuthError: "invalid_api_key",
+    errors.OverloadedError: "rate_limit_exceeded",
+    errors.DeadlineExceededError: "deadline_exceeded",
+    errors.KVTransferError: "kv_transfer_failed",
+    errors.WorkerLostError: "worker_lost",
+    errors.NonFiniteLogitsError: "non_finite_logits",
+    errors.Dsv4Error: "internal_error",
+}
+_TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable_error", 504: "timeout_error"}
+
+
+class FieldError(errors.InvalidRequestError):
+    """A request field that is wrong or not supported; stays inside the front end."""
+
+    def __init__(self, message: str, *, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorBody:
+    """What a client is told about a failure."""
+
+    status: int
+    message: str
+    type: str
+    param: str | None
+    code: str
+    retryable: bool
+
+    def to_json(self) -> str:
+        """The envelope."""
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        return json.dumps({"error": error}, ensure_ascii=False)
+
+
+def describe(err: Exception, request_id: str) -> ErrorBody:
+    """Translate an exception; one that is not ours is logged with its traceback and not shown to the client."""
+    if not isinstance(err, errors.Dsv4Error):
+        logger.error("%s: internal error", request_id, exc_info=err)
+        err = errors.Dsv4Error(f"internal error; the request id is {request_id}")
+    elif err.http_status >= 500:
+        logger.warning("%s: %s", request_id, err)
+    param = getattr(err, "param", None)
+    if param is None and isinstance(err, errors.ModelNotFoundError):
+        param = "model"
+    default_type = "invalid_request_error" if err.http_status < 500 else "server_error"
+    return ErrorBody(
+        status=err.http_status,
+        message=err.message,
+        type=_TYPES.get(err.http_status, default_type),
+        param=param,
+        code=next(_CODES[cls] for cls in type(err).__mro__ if cls in _CODES),
+        retryable=err.retryable,
+    )
+
+
+def error_response(err: Exception, request_id: str) -> Response:
+    """The whole HTTP answer for an exception raised before the first byte of a body."""
+    body = describe(err, request_id)
+    headers = {"retry-after": str(RETRY_AFTER_S)} if body.retryable and body.status in (429, 503) else None
+    return Response(body.to_json(), status_code=body.status, media_type="application/json", headers=headers)

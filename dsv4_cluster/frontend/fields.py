@@ -1,0 +1,158 @@
+"""Which request fields are honoured, accepted as labels, or refused: nothing a client writes is silently ignored.
+
+A refused field is allowed with a value that asks for nothing, because clients send defaults.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dsv4_cluster.frontend.error_body import FieldError
+
+_LABELS = {"user": str, "user_id": str, "metadata": dict}  # accepted, no effect on the answer
+_BOTH_HONOURED = frozenset(
+    {"model", "stream", "stream_options", "max_tokens", "temperature", "top_p", "seed", "stop", "logprobs"}
+)
+_CHAT_HONOURED = _BOTH_HONOURED | {
+    "messages",
+    "max_completion_tokens",
+    "top_logprobs",
+    "tools",
+    "tool_choice",
+    "thinking",
+    "reasoning_effort",
+}
+_COMPLETION_HONOURED = _BOTH_HONOURED | {"prompt"}
+# name -> values that ask for nothing
+_REFUSED_EVERYWHERE: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "stop_token_ids": ([],),
+    "ignore_eos": (False,),
+    "prompt_logprobs": (),
+    "priority": (0,),
+    "response_format": ({"type": "text"},),
+}
+_CHAT_REFUSED: dict[str, tuple[Any, ...]] = {
+    **_REFUSED_EVERYWHERE,
+    "parallel_tool_calls": (True,),
+    "store": (False,),
+    "modalities": (["text"],),
+    "service_tier": ("auto", "default"),
+    "functions": ([],),
+    "function_call": ("auto", "none"),
+}
+_COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = {
+    **_REFUSED_EVERYWHERE,
+    "echo": (False,),
+    "suffix": ("",),
+    "best_of": (1,),
+}
+
+
+def check_chat(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body that conversion gets. Raises: FieldError that names the field."""
+    fields = _check(body, _CHAT_HONOURED, _CHAT_REFUSED)
+    _merge_max_tokens(fields)
+    _check_stream_options(fields)
+    _check_tools(fields)
+    thinking = fields.get("thinking")
+    if isinstance(thinking, dict):
+        _check_keys(thinking, "thinking", {"type"})
+    if isinstance(fields.get("messages"), list):
+        fields["messages"] = [_official_role(message) for message in fields["messages"]]
+    return fields
+
+
+def check_completion(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the honoured fields. Raises: FieldError that names the field."""
+    fields = _check(body, _COMPLETION_HONOURED, _COMPLETION_REFUSED)
+    _check_stream_options(fields)
+    return fields
+
+
+def wants_usage(fields: Mapping[str, Any]) -> bool:
+    """True when a stream has to end with a usage chunk."""
+    options = fields.get("stream_options")
+    return isinstance(options, dict) and options.get("include_usage") is True
+
+
+def _check(body: Mapping[str, Any], honoured: frozenset[str], refused: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """Split off labels and neutral values; null means absent."""
+    kept = {}
+    for name, value in body.items():
+        if value is None:
+            continue
+        if name in honoured:
+            kept[name] = value
+        elif name in _LABELS:
+            if not isinstance(value, _LABELS[name]):
+                raise FieldError(f"{name} must be a {'string' if _LABELS[name] is str else 'object'}", param=name)
+        elif name in refused:
+            if not any(_same(value, neutral) for neutral in refused[name]):
+                raise FieldError(f"{name} is not supported yet", param=name)
+        else:
+            raise FieldError(f"unknown field {name!r}", param=name)
+    if not isinstance(kept.get("model"), str):
+        raise FieldError("model must be a string" if "model" in kept else "model is missing", param="model")
+    return kept
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Equality that keeps true and 1 apart."""
+    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
+
+
+def _merge_max_tokens(fields: dict[str, Any]) -> None:
+    newer = fields.pop("max_completion_tokens", None)
+    if newer is None:
+        return
+    if "max_tokens" in fields and not _same(fields["max_tokens"], newer):
+        raise FieldError("max_tokens and max_completion_tokens differ; give one of them", param="max_completion_tokens")
+    fields["max_tokens"] = newer
+
+
+def _check_stream_options(fields: dict[str, Any]) -> None:
+    if "stream_options" not in fields:
+        return
+    options = fields["stream_options"]
+    if not isinstance(options, dict):
+        raise FieldError("stream_options must be an object", param="stream_options")
+    if fields.get("stream") is not True:
+        raise FieldError("stream_options needs stream = true", param="stream_options")
+    _check_keys(options, "stream_options", {"include_usage"}, {"include_obfuscation": (False,)})
+    if not isinstance(options.get("include_usage", False), bool | None):
+        raise FieldError("stream_options.include_usage must be a boolean", param="stream_options.include_usage")
+
+
+def _check_tools(fields: dict[str, Any]) -> None:
+    choice = fields.get("tool_choice")
+    if choice == "required" or isinstance(choice, dict):
+        raise FieldError("tool_choice other than 'auto' and 'none' is not supported yet", param="tool_choice")
+    tools = fields.get("tools")
+    for index, tool in enumerate(tools if isinstance(tools, list) else ()):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if isinstance(function, dict) and function.get("strict") not in (None, False):
+            param = f"tools[{index}].function.strict"
+            raise FieldError(f"{param} is not supported yet", param=param)
+
+
+def _check_keys(
+    value: Mapping[str, Any], name: str, honoured: set[str], refused: Mapping[str, tuple[Any, ...]] | None = None
+) -> None:
+    for key, inner in value.items():
+        neutral = (refused or {}).get(key, ())
+        if key not in honoured and inner is not None and not any(_same(inner, n) for n in neutral):
+            raise FieldError(f"{name}.{key} is not supported", param=f"{name}.{key}")
+
+
+def _official_role(message: Any) -> Any:
+    """`developer` is OpenAI's newer word for `system`."""
+    if isinstance(message, dict) and message.get("role") == "developer":
+        return {**message, "role": "system"}
+    return message

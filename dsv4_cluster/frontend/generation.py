@@ -1,0 +1,56 @@
+"""What every endpoint shares: the service, the codec, limits, and running a generation to its end or to its close."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeVar
+
+from dsv4_cluster.config.router_config import RouterConfig
+from dsv4_cluster.errors import DeadlineExceededError, Dsv4Error
+from dsv4_cluster.protocol.output import TokenChunk
+from dsv4_cluster.protocol.request import GenerationRequest
+from dsv4_cluster.protocol.services import GenerationService
+from dsv4_cluster.tokenizer.encoding import ModelCodec
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """The parts behind the endpoints; built once per app."""
+
+    service: GenerationService
+    codec: ModelCodec
+    config: RouterConfig
+    max_model_len: int  # prompt + answer, in tokens
+    encode_pool: ThreadPoolExecutor
+    draw_seed: Callable[[], int]  # 0 <= seed < 2**63, for requests that bring none
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        """Run parsing and encoding on the pool: 25k tokens take about 30 ms of CPU, which the loop does not have.
+
+        Raises: what `work` raises, DeadlineExceededError.
+        """
+        limit_s = self.config.request_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await asyncio.get_running_loop().run_in_executor(self.encode_pool, work)
+        except TimeoutError:
+            raise DeadlineExceededError(f"the prompt was not encoded within {limit_s} s") from None
+
+
+async def token_chunks(service: GenerationService, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
+    """Chunks up to the one with a finish reason. Closing early closes the service's stream, which aborts the request.
+
+    Raises: what the service raises or reports in a chunk; Dsv4Error when the stream has no end.
+    """
+    is_finished = False
+    async with aclosing(service.generate(request)) as chunks:
+        async for chunk in chunks:
+            chunk.raise_if_failed()
+            is_finished = chunk.finish_reason is not None
+            yield chunk
+    if not is_finished:
+        raise Dsv4Error(f"{request.request_id}: the token stream ended without a finish reason")

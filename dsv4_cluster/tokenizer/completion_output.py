@@ -1,0 +1,93 @@
+"""Engine output to the text of a completion: stop strings, logprobs in step with the text, token count.
+
+A token's logprobs are shown when the text it starts at is shown, and dropped when a stop string cuts that text, so the
+pieces of a stream add up to the answer that is not streamed.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsv4_cluster.protocol.output import FinishReason, TokenChunk, TokenLogprobs
+from dsv4_cluster.tokenizer.chat_output import LOWEST_LOGPROB
+from dsv4_cluster.tokenizer.stop_text import StopTextStream
+from dsv4_cluster.tokenizer.text import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogprobEntry:
+    """One shown token. `text_offset` counts characters of the answer in front of it."""
+
+    token: str
+    logprob: float
+    top: dict[str, float]
+    text_offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionPiece:
+    """What one chunk adds to the answer."""
+
+    text: str
+    logprobs: tuple[LogprobEntry, ...]
+    finish_reason: FinishReason | None
+
+
+class CompletionOutput:
+    """The text of one growing answer."""
+
+    def __init__(self, tokenizer: TextTokenizer, stop_strings: Sequence[str], *, num_logprobs: int | None) -> None:
+        """num_logprobs: alternatives per token to show; None = no logprobs."""
+        self._tokenizer = tokenizer
+        self._num_logprobs = num_logprobs
+        self._text = StopTextStream(tokenizer, stop_strings)
+        self._waiting: deque[LogprobEntry] = deque()
+        self.num_tokens = 0  # completion tokens; EOS and stop ids are not counted
+        self.num_cached_tokens = 0
+        self.is_finished = False
+
+    def push(self, chunk: TokenChunk) -> CompletionPiece:
+        """Take one chunk. The caller stops the engine once `is_finished`."""
+        self.num_cached_tokens = max(self.num_cached_tokens, chunk.num_cached_tokens)
+        text = ""
+        for index, token_id in enumerate(chunk.token_ids):
+            if self._text.is_stopped:
+                break
+            if token_id in (self._tokenizer.eos_token_id, chunk.stop_token_id):
+                continue
+            if self._num_logprobs is not None and chunk.logprobs is not None:
+                self._waiting.append(self._entry(token_id, chunk.logprobs[index]))
+            self.num_tokens += 1
+            text += self._text.push(token_id)
+        finish_reason = chunk.finish_reason
+        if finish_reason is not None:
+            text += self._text.finish()
+        if self._text.is_stopped:
+            finish_reason = FinishReason.STOP
+        self.is_finished = finish_reason is not None
+        return CompletionPiece(text=text, logprobs=self._shown(), finish_reason=finish_reason)
+
+    def _shown(self) -> tuple[LogprobEntry, ...]:
+        """Take the entries whose text has been shown; at an end without a stop string, all of them."""
+        shown = []
+        takes_all = self.is_finished and not self._text.is_stopped
+        while self._waiting and (takes_all or self._waiting[0].text_offset < self._text.num_released):
+            shown.append(self._waiting.popleft())
+        return tuple(shown)
+
+    def _entry(self, token_id: int, logprobs: TokenLogprobs) -> LogprobEntry:
+        ranked = sorted(logprobs.items(), key=lambda item: (-item[1], item[0]))[: self._num_logprobs]
+        return LogprobEntry(
+            token=self._spell(token_id),
+            logprob=max(logprobs[token_id], LOWEST_LOGPROB),
+            top={self._spell(alternative): max(value, LOWEST_LOGPROB) for alternative, value in ranked},
+            text_offset=self._text.num_decoded,
+        )
+
+    def _spell(self, token_id: int) -> str:
+        """The token's text, or OpenAI's `bytes:\\xf0\\x9f` form for a part of a character."""
+        raw = self._tokenizer.token_bytes(token_id)
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
