@@ -74,7 +74,7 @@ def _decode_kv_fp8(fmt: RowFormat, data: torch.Tensor, scales: torch.Tensor) -> 
     nope = fmt.dim - fmt.rope_dim
     rows = torch.empty(data.shape[0], fmt.dim, dtype=fmt.dtype, device=data.device)
     values = data[:, :nope].view(torch.float8_e4m3fn)
-    rows[:, :nope] = dequantise_fp8(values, scales[:, : nope // _KV_GROUP], fmt.dtype)
+    rows[:, :nope] = dequantise_fp8(values, scales[:, : nope // _KV_GROUP])
     rows[:, nope:] = data[:, nope:].view(torch.bfloat16)
     return rows
 

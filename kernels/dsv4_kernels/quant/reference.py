@@ -51,6 +51,15 @@ def decode_e2m1(code: torch.Tensor) -> torch.Tensor:
     return table[code.long()]
 
 
+def decode_e4m3(values: torch.Tensor) -> torch.Tensor:
+    """Exact fp32 values of float8_e4m3fn. A table on CPU: torch converts element by element there, 7 ns each."""
+    if values.device.type != "cpu":
+        return values.float()
+    table = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    index = values.contiguous().view(torch.uint8).flatten().int()
+    return table.index_select(0, index).view(values.shape)
+
+
 def pack_e2m1(code: torch.Tensor) -> torch.Tensor:
     """[..., K] codes to [..., K/2] bytes: low nibble = even K, high nibble = the following odd K."""
     return code[..., 0::2] | (code[..., 1::2] << 4)
@@ -71,8 +80,8 @@ def quantise_fp8(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 def dequantise_fp8(values: torch.Tensor, code: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    grouped = values.float().unflatten(-1, (code.shape[-1], -1))
-    return (grouped * decode_ue8m0(code).unsqueeze(-1)).flatten(-2).to(dtype)
+    grouped = decode_e4m3(values).unflatten(-1, (code.shape[-1], -1))
+    return grouped.mul_(decode_ue8m0(code).unsqueeze(-1)).flatten(-2).to(dtype)
 
 
 def quantise_fp4(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,7 +102,7 @@ def quantise_index_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def dequantise_index_fp8(values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return (values.float() * scale.unsqueeze(-1)).to(dtype)
+    return (decode_e4m3(values) * scale.unsqueeze(-1)).to(dtype)
 
 
 def fake_quant_kv(kv: torch.Tensor, rope_dim: int) -> torch.Tensor:
@@ -108,4 +117,4 @@ def dequantise_block_fp8(
 ) -> torch.Tensor:
     rows = (torch.arange(values.shape[0], device=values.device) + offset[0]) // block
     columns = (torch.arange(values.shape[1], device=values.device) + offset[1]) // block
-    return (values.float() * scale[rows][:, columns]).to(dtype)
+    return (decode_e4m3(values) * scale[rows][:, columns]).to(dtype)
