@@ -1,0 +1,183 @@
+"""Attention of every layer kind: one shared latent, window, entries, sink, counter-rotation. Source: spec 4.3."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from dsv4_cluster.config.model_config import ModelConfig
+from dsv4_cluster.kv.views import LayerCache
+from dsv4_cluster.model.compressor import Compressor
+from dsv4_cluster.model.indexer import Indexer
+from dsv4_cluster.model.linear import GroupedLinear, Linear, RowParallelLinear, local_size
+from dsv4_cluster.model.norm import RMSNorm
+from dsv4_cluster.model.step_index import Chunk, StepIndex
+from dsv4_cluster.parallel.state import ParallelState
+from dsv4_kernels.attention import masked_attention, paged_attention
+from dsv4_kernels.norm import rms_norm
+from dsv4_kernels.quant import fake_quant_kv
+from dsv4_kernels.rope import apply_rope_
+
+_TILE_ROWS = 128  # queries of a long chunk per product
+_TILE_VALUES = 1 << 24  # fp32 logits held at once: 64 MiB
+
+
+class Attention(nn.Module):
+    """Heads and output groups are split over the tp axis in whole groups; the latent is on every rank."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer_id: int,
+        parallel: ParallelState,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        kv_cache_dtype: str,
+        indexer_dtype: str,
+    ) -> None:
+        super().__init__()
+        hidden, dim, eps = config.hidden_size, config.head_dim, config.rms_norm_eps
+        heads_per_group = config.num_attention_heads // config.o_groups
+        self._num_heads = local_size(config.num_attention_heads, heads_per_group, parallel)
+        num_groups = self._num_heads // heads_per_group
+        self.wq_a = Linear(hidden, config.q_lora_rank, dtype=dtype, device=device)
+        self.q_norm = RMSNorm(config.q_lora_rank, eps, device=device)
+        self.wq_b = Linear(config.q_lora_rank, self._num_heads * dim, dtype=dtype, device=device)
+        self.wkv = Linear(hidden, dim, dtype=dtype, device=device)
+        self.kv_norm = RMSNorm(dim, eps, device=device)
+        self.wo_a = GroupedLinear(heads_per_group * dim, config.o_lora_rank, num_groups, dtype=dtype, device=device)
+        self.wo_b = RowParallelLinear(
+            config.o_groups * config.o_lora_rank, hidden, parallel, unit=config.o_lora_rank, dtype=dtype, device=device
+        )
+        sink = torch.empty(self._num_heads, dtype=torch.float32, device=device)
+        self.attn_sink = nn.Parameter(sink, requires_grad=False)
+        self._ratio = config.compress_ratio(layer_id)
+        self.compressor = Compressor(config, self._ratio, dim, device=device) if self._ratio else None
+        self.indexer: Indexer | None = None
+        if self._ratio == 4:
+            self.indexer = Indexer(config, dtype=dtype, device=device, indexer_dtype=indexer_dtype)
+        self._is_fp8 = kv_cache_dtype == "fp8"
+        self._config = config
+        self._scale = dim**-0.5
+
+    def forward(self, x: torch.Tensor, index: StepIndex, cache: LayerCache) -> torch.Tensor:
+        """x: [T, D], normed. Mutates the layer's pools: entries before they are read, ring rows at the end.
+
+        Returns: [T, D].
+        """
+        num_tokens, cis = x.shape[0], index.cis(self._ratio)
+        qr = self.q_norm(self.wq_a(x))
+        q = self.wq_b(qr).view(num_tokens, self._num_heads, -1)  # [T, H, dim]
+        q = apply_rope_(rms_norm(q, None, self._config.rms_norm_eps), cis)
+        kv = apply_rope_(self.kv_norm(self.wkv(x)), cis)  # [T, dim]
+        selected: Mapping[int, torch.Tensor] = {}
+        if self.compressor is not None:
+            assert cache.state is not None and cache.compressed is not None, self._ratio
+            # Entries first: the token that completes a block already sees its entry.
+            self.compressor(x, index, index.compress_plan(cache), cache.state, cache.compressed)
+        if self.indexer is not None:
+            selected = self.indexer(x, qr, index, cache)
+        out = self._attend(q, kv, index, cache, selected)
+        out = apply_rope_(out, cis, inverse=True)  # makes the rotary part a function of relative positions
+        return self.wo_b(self.wo_a(out.flatten(1)))  # type: ignore[no-any-return]
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        index: StepIndex,
+        cache: LayerCache,
+        selected: Mapping[int, torch.Tensor],
+    ) -> torch.Tensor:
+        if not index.chunks:
+            return self._attend_paged(q, kv, index, cache, selected)
+        out = torch.empty_like(q)
+        if index.paged is not None and index.paged.rows is not None:
+            short = index.paged.rows
+            out[short] = self._attend_paged(q[short], kv[short], index, cache, selected)
+        if self._is_fp8:
+            kv = fake_quant_kv(kv, self._config.qk_rope_head_dim)  # as the ring rows read back: prefill = decode
+        for chunk in index.chunks:
+            rows = chunk.span.rows
+            tail = cache.window.gather(chunk.tail_slots)
+            keys = torch.cat((tail, kv[rows]))  # [tail + n, dim]
+            out[rows] = self._attend_chunk(q[rows], keys, index, cache, chunk, selected.get(chunk.span.seq))
+            cache.window.write(chunk.write_slots, keys[keys.shape[0] - chunk.write_slots.shape[0] :])
+        return out
+
+    def _attend_paged(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        index: StepIndex,
+        cache: LayerCache,
+        selected: Mapping[int, torch.Tensor],
+    ) -> torch.Tensor:
+        """Short chunks: write the window rows, then read everything through slots."""
+        assert index.paged is not None
+        cache.window.write(index.paged.write_slots, kv)
+        pools, slots = [cache.window], [index.paged.window_slots]
+        if cache.compressed is not None:
+            pools.append(cache.compressed)
+            slots.append(self._paged_entry_slots(index, cache.compressed.rows_per_page, selected))
+        return paged_attention(q, pools, slots, sink=self.attn_sink, scale=self._scale)
+
+    def _paged_entry_slots(
+        self, index: StepIndex, entries_per_page: int, selected: Mapping[int, torch.Tensor]
+    ) -> torch.Tensor:
+        """Slots [R, K] of the selected entries, or of all visible ones where nothing had to be selected."""
+        assert index.paged is not None
+        limit = None if self.indexer is None else self.indexer.topk
+        if not any(span.seq in selected for span in index.paged.spans):
+            return index.paged_entry_slots(self._ratio, entries_per_page, limit)
+        ids = index.paged_entries(self._ratio, limit).clone()  # [R, topk]
+        row = 0
+        for span in index.paged.spans:
+            if span.seq in selected:
+                ids[row : row + span.num_tokens] = selected[span.seq]
+            row += span.num_tokens
+        return index.paged_slots(ids, entries_per_page)
+
+    def _attend_chunk(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        index: StepIndex,
+        cache: LayerCache,
+        chunk: Chunk,
+        selected: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """A long chunk: tiles of queries against the window rows they span and all entries, with masks."""
+        span, window = chunk.span, index.window
+        num_tail = keys.shape[0] - span.num_tokens
+        entries, is_picked = None, None
+        if cache.compressed is not None:
+            slots = index.span_entry_slots(span, self._ratio, cache.compressed.rows_per_page)
+            entries = cache.compressed.gather(slots)  # [end // ratio, dim]
+        widest = self._num_heads * (window + _TILE_ROWS + (0 if entries is None else entries.shape[0]))
+        tile = max(1, min(_TILE_ROWS, _TILE_VALUES // widest))
+        out = torch.empty_like(q)
+        for first in range(0, span.num_tokens, tile):
+            last = min(first + tile, span.num_tokens)
+            oldest = max(0, num_tail + first - window + 1)
+            row = torch.arange(num_tail + first, num_tail + last, device=q.device).unsqueeze(1)
+            column = torch.arange(oldest, num_tail + last, device=q.device)
+            rows, masks = [keys[oldest : num_tail + last]], [(column <= row) & (column > row - window)]
+            if entries is not None:
+                num_entries = (span.start + last) // self._ratio
+                rows.append(entries[:num_entries])
+                is_picked = None if selected is None else selected[first:last]
+                visible = index.num_visible(self._ratio)[span.row + first : span.row + last]
+                masks.append(_entry_mask(visible, num_entries, is_picked))
+            out[first:last] = masked_attention(q[first:last], rows, masks, sink=self.attn_sink, scale=self._scale)
+        return out
+
+
+def _entry_mask(num_visible: torch.Tensor, num_entries: int, selected: torch.Tensor | None) -> torch.Tensor:
+    """[n, num_entries] bool. num_visible: [n] int64. selected: [n, k] int64, -1 = none, or None for all visible."""
+    if selected is None:
+        return torch.arange(num_entries, device=num_visible.device) < num_visible.unsqueeze(1)
+    mask = torch.zeros(num_visible.shape[0], num_entries + 1, dtype=torch.bool, device=num_visible.device)
+    mask.scatter_(1, torch.where(selected >= 0, selected, num_entries), True)  # the extra column takes the -1s
+    return mask[:, :num_entries]

@@ -1,0 +1,57 @@
+"""Feed-forward of every layer: routed experts plus the shared expert. Source: spec 4.7."""
+
+import torch
+from torch import nn
+
+from dsv4_cluster.config.model_config import ModelConfig
+from dsv4_cluster.model.gate import Gate
+from dsv4_cluster.model.linear import Linear
+from dsv4_cluster.moe.base import ExpertDispatcher
+from dsv4_cluster.moe.experts import Experts
+from dsv4_cluster.moe.local import LocalDispatcher
+from dsv4_cluster.moe.placement import local_experts
+from dsv4_cluster.parallel.collectives import all_reduce
+from dsv4_cluster.parallel.state import ParallelState
+from dsv4_kernels.moe import swiglu
+
+
+class SharedExpert(nn.Module):
+    """The expert every token passes; replicated, with the same clamps, no routing weight and no scaling."""
+
+    def __init__(self, config: ModelConfig, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        hidden, inter = config.hidden_size, config.moe_intermediate_size * config.n_shared_experts
+        self.w1 = Linear(hidden, inter, dtype=dtype, device=device)
+        self.w2 = Linear(inter, hidden, dtype=dtype, device=device)
+        self.w3 = Linear(hidden, inter, dtype=dtype, device=device)
+        self._limit = config.swiglu_limit
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [T, D]. Returns: [T, D]."""
+        return self.w2(swiglu(self.w1(x), self.w3(x), self._limit).to(x.dtype))  # type: ignore[no-any-return]
+
+
+class MoELayer(nn.Module):
+    """Experts are split over the ep axis; the routed sum stays fp32 until the shared output is added."""
+
+    def __init__(
+        self, config: ModelConfig, layer_id: int, parallel: ParallelState, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        experts = local_experts(config.n_routed_experts, parallel)
+        self.gate = Gate(config, layer_id, device=device)
+        self.experts = Experts(
+            len(experts), config.hidden_size, config.moe_intermediate_size, config.swiglu_limit,
+            dtype=dtype, device=device,
+        )  # fmt: skip
+        self.shared_experts = SharedExpert(config, dtype=dtype, device=device)
+        self._dispatcher: ExpertDispatcher = LocalDispatcher(experts)
+        self._parallel = parallel
+
+    def forward(self, x: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
+        """x: [T, D]; input_ids: [T] int64, of the same rows. Returns: [T, D]."""
+        topk_ids, topk_weights = self.gate(x, input_ids)
+        dispatched = self._dispatcher.dispatch(x, topk_ids, topk_weights)
+        routed = self._dispatcher.combine(self.experts(dispatched), dispatched)  # [T, D] fp32
+        routed = all_reduce(routed, self._parallel, "ep")
+        return (routed + self.shared_experts(x)).to(x.dtype)

@@ -1,0 +1,62 @@
+"""MTP draft layer: one window-only block that predicts the token after next. Source: spec 5."""
+
+import torch
+
+from dsv4_cluster.config.model_config import ModelConfig
+from dsv4_cluster.model.block import Block
+from dsv4_cluster.model.forward_batch import ForwardBatch
+from dsv4_cluster.model.hyper_connection import add_hyper_connection, collapse
+from dsv4_cluster.model.linear import Linear
+from dsv4_cluster.model.norm import RMSNorm
+from dsv4_cluster.model.transformer import Transformer
+from dsv4_cluster.parallel.state import ParallelState
+
+
+class MTPModule(Block):
+    """Row i pairs the main model's streams at position i with the embedding of token i + 1, at position i.
+
+    Parameters carry the names below `mtp.{mtp_id}.`; embedding and head are those of the main model.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        parallel: ParallelState,
+        *,
+        mtp_id: int = 0,
+        dtype: torch.dtype,
+        device: torch.device,
+        kv_cache_dtype: str,
+    ) -> None:
+        super().__init__(
+            config,
+            config.num_hidden_layers + mtp_id,
+            parallel,
+            dtype=dtype,
+            device=device,
+            kv_cache_dtype=kv_cache_dtype,
+            indexer_dtype="auto",  # a window-only layer has no indexer
+        )
+        hidden = config.hidden_size
+        self.e_proj = Linear(hidden, hidden, dtype=dtype, device=device)
+        self.h_proj = Linear(hidden, hidden, dtype=dtype, device=device)
+        self.enorm = RMSNorm(hidden, config.rms_norm_eps, device=device)
+        self.hnorm = RMSNorm(hidden, config.rms_norm_eps, device=device)
+        self.norm = RMSNorm(hidden, config.rms_norm_eps, device=device)
+        add_hyper_connection(self, "hc_head", config, device, is_head=True)
+        self._layer_id = config.num_hidden_layers + mtp_id
+
+    def forward(self, batch: ForwardBatch, hidden: torch.Tensor, main: Transformer) -> torch.Tensor:
+        """Run the layer and write its window rows.
+
+        batch: `input_ids` holds the token after each row, `positions` the row's own; `caches` as for the main model
+        with the MTP layers' at the end. hidden: [T, S, D], streams of the main model before hc_head, or the carry of
+        the previous draft. Returns: [T, S, D], the carry.
+        """
+        e = self.e_proj(self.enorm(main.embed(batch.input_ids)))  # [T, D]
+        x = self.h_proj(self.hnorm(hidden)) + e.unsqueeze(1)  # [T, S, D], norm over D separately per stream
+        return self.run(x, main.step_index(batch), batch.caches[self._layer_id])
+
+    def compute_logits(self, x: torch.Tensor, main: Transformer) -> torch.Tensor:
+        """x: [R, S, D] carries of the wanted rows. Returns: [R, V] fp32."""
+        return main.head(self.norm(collapse(self, self._config, x)))  # type: ignore[no-any-return]

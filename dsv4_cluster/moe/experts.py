@@ -1,0 +1,32 @@
+"""The routed experts of one rank, stacked, so that one loop of matrix products serves all of them."""
+
+import torch
+from torch import nn
+
+from dsv4_cluster.moe.base import Dispatched
+from dsv4_kernels.moe import grouped_experts
+
+
+class Experts(nn.Module):
+    """w1 = gate, w3 = up, w2 = down projection of every local expert. Source: spec 2.3, 4.7."""
+
+    def __init__(
+        self, num_experts: int, hidden_size: int, intermediate_size: int, limit: float, *, dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        super().__init__()
+
+        def stack(rows: int, columns: int) -> nn.Parameter:
+            values = torch.empty(num_experts, rows, columns, dtype=dtype, device=device)
+            return nn.Parameter(values, requires_grad=False)
+
+        self.w1 = stack(intermediate_size, hidden_size)  # [E_local, I, D]
+        self.w2 = stack(hidden_size, intermediate_size)  # [E_local, D, I]
+        self.w3 = stack(intermediate_size, hidden_size)  # [E_local, I, D]
+        self._limit = limit
+
+    def forward(self, dispatched: Dispatched) -> torch.Tensor:
+        """Returns: [N, D] fp32, the weighted expert outputs in the order of the dispatched rows."""
+        return grouped_experts(
+            dispatched.x, dispatched.weights, dispatched.counts, w1=self.w1, w2=self.w2, w3=self.w3, limit=self._limit
+        )
