@@ -39,7 +39,7 @@ _RULES: tuple[tuple[str, _Normal], ...] = (
     (r"attn\.(kv_norm|compressor\.norm)\.weight", _Normal(0.2, mean=2.0)),  # keys of size 2: a peaked softmax
     (r"norm\.weight$", _Normal(0.2, mean=1.0)),
     (r"hc_\w+_fn$", _Normal(1.0, by_fan_in=True)),
-    (r"hc_\w+_base$", _Normal(0.7)),
+    (r"hc_\w+_base$", _Normal(1.5)),  # streams mix unevenly and stay different
     (r"hc_\w+_scale$", _Normal(0.15, mean=0.8)),
     (r"attn_sink$", _Normal(1.0, mean=2.0)),
     (r"\.ape$", _Normal(1.0)),
