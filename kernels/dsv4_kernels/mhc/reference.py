@@ -5,12 +5,14 @@ from torch.nn.functional import linear
 
 
 def sinkhorn(logits: torch.Tensor, num_iters: int, eps: float) -> torch.Tensor:
-    matrix = logits.softmax(-1).add_(eps)
-    matrix.div_(matrix.sum(-2, keepdim=True).add_(eps))  # columns
+    # Tokens last: the sums over streams then run along contiguous memory, and the values do not change.
+    matrix = logits.softmax(-1).add_(eps).permute(1, 2, 0).contiguous()  # [source, destination, T]
+    floor = logits.new_full((), eps)
+    matrix.div_(matrix.sum(0, keepdim=True).add_(floor))  # columns
     for _ in range(num_iters - 1):
-        matrix.div_(matrix.sum(-1, keepdim=True).add_(eps))  # rows
-        matrix.div_(matrix.sum(-2, keepdim=True).add_(eps))
-    return matrix
+        matrix.div_(matrix.sum(1, keepdim=True).add_(floor))  # rows
+        matrix.div_(matrix.sum(0, keepdim=True).add_(floor))
+    return matrix.permute(2, 0, 1)
 
 
 def hc_pre(
