@@ -75,13 +75,13 @@ def load_oracle(checkpoint_dir: str | Path) -> DeepseekV4ForCausalLM:
     with torch.device("meta"):
         model = DeepseekV4ForCausalLM(config)
     state = _state_dict(checkpoint)
-    rotary = {name: buffer for name, buffer in DeepseekV4ForCausalLM(_without_layers(config)).named_buffers()}
+    rotary = dict(DeepseekV4ForCausalLM(_without_layers(config)).named_buffers())
     model.load_state_dict(state, strict=True, assign=True)
-    for name, module in model.named_modules():
+    for module in model.modules():
         for buffer_name, buffer in list(module.named_buffers(recurse=False)):
             if buffer.is_meta:  # rotary frequencies are not part of the state dict; all modules hold the same ones
                 setattr(module, buffer_name, rotary[f"model.rotary_emb.{buffer_name}"])
-    assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())), name
+    assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     return model.eval()
 
 
@@ -138,5 +138,4 @@ def _state_dict(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
 
 def _without_layers(config: DeepseekV4Config) -> DeepseekV4Config:
     """The same config with one small layer, to compute rotary buffers cheaply."""
-    small = DeepseekV4Config(**{**config.to_dict(), "num_hidden_layers": 1, "vocab_size": 8, "n_routed_experts": 1})
-    return small
+    return DeepseekV4Config(**{**config.to_dict(), "num_hidden_layers": 1, "vocab_size": 8, "n_routed_experts": 1})

@@ -33,10 +33,11 @@ def masked_attention(
     num_tokens, num_heads, dim = q.shape
     flat = q.float().reshape(-1, dim)  # [T * H, dim]
     wide = [rows.float() for rows in kv]
-    logits = torch.cat([flat @ rows.T for rows in wide], dim=1).view(num_tokens, num_heads, -1).mul_(scale)
+    logits = torch.cat([flat @ rows.T for rows in wide], dim=1).mul_(scale)  # [T * H, N]
+    logits = logits.view(num_tokens, num_heads, logits.shape[1])
     logits.masked_fill_(~torch.cat(list(masks), dim=1).unsqueeze(1), float("-inf"))
     weights, denominator = _softmax_with_sink_(logits, sink)
-    parts = _round(weights, q).view(num_tokens * num_heads, -1).split([rows.shape[0] for rows in wide], dim=1)
+    parts = _round(weights, q).flatten(0, 1).split([rows.shape[0] for rows in wide], dim=1)
     out = torch.zeros_like(flat)
     for part, rows in zip(parts, wide, strict=True):
         out.addmm_(part, rows)

@@ -22,7 +22,7 @@ def hadamard(x: torch.Tensor) -> torch.Tensor:
 
 def index_scores(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     logits = (q.float().flatten(0, 1) @ keys.float().T).relu_()  # [T * H, N]
-    return torch.bmm(weights.unsqueeze(1), logits.view(*q.shape[:2], -1)).squeeze(1)  # [T, N]
+    return torch.bmm(weights.unsqueeze(1), logits.view(*q.shape[:2], keys.shape[0])).squeeze(1)  # [T, N]
 
 
 def select_topk(scores: torch.Tensor, num_visible: torch.Tensor, topk: int) -> torch.Tensor:

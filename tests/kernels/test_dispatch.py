@@ -1,0 +1,33 @@
+"""Choosing an implementation: pure, and errors name what exists."""
+
+import pytest
+import torch
+
+from dsv4_kernels.dispatch import UnknownImplementationError, choose
+from dsv4_kernels.norm import rms_norm
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("op", ["attention", "compressor", "indexer", "mhc", "moe", "norm", "quant", "rope"])
+def test_every_op_has_a_reference(op):
+    assert choose(op, CPU, torch.float32, "reference") == "reference"
+    assert choose(op, CPU, torch.bfloat16) == "reference"
+
+
+def test_unknown_implementation_lists_what_exists():
+    with pytest.raises(UnknownImplementationError, match="'norm' has no implementation 'magic'; there are reference"):
+        choose("norm", CPU, torch.float32, "magic")
+
+
+def test_unknown_op_lists_what_exists():
+    with pytest.raises(ValueError, match=r"unknown op 'nrom'; there are attention, .*norm"):
+        choose("nrom", CPU, torch.float32)
+
+
+def test_an_op_passes_its_implementation_argument_on():
+    x = torch.ones(1, 4)
+
+    assert torch.equal(rms_norm(x, None, 1e-6, impl="reference"), rms_norm(x, None, 1e-6))
+    with pytest.raises(ValueError, match="magic"):
+        rms_norm(x, None, 1e-6, impl="magic")
