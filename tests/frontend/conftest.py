@@ -1,0 +1,57 @@
+"""One real server per session over a scripted service that each test starts afresh."""
+
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+
+from dsv4_cluster.config.router_config import RouterConfig
+from dsv4_cluster.frontend.app import create_app
+from tests.kit.codec import CONTEXT_LIMIT, load_codec
+from tests.kit.http_server import serving
+from tests.kit.scripted_service import ScriptedService
+
+MAX_BODY_BYTES = 256 << 10
+CONFIG = RouterConfig(max_body_bytes=MAX_BODY_BYTES, max_ongoing_requests=32)
+
+
+@pytest.fixture(scope="session")
+def _service_and_url() -> Iterator[tuple[ScriptedService, str]]:
+    service = ScriptedService()
+    app = create_app(service, load_codec(), CONFIG, max_model_len=CONTEXT_LIMIT)
+    with serving(app) as url:
+        yield service, url
+
+
+@pytest.fixture
+def service(_service_and_url) -> ScriptedService:
+    """The service behind the server, without memory of other tests."""
+    _service_and_url[0].reset()
+    return _service_and_url[0]
+
+
+@pytest.fixture
+def base_url(_service_and_url, service) -> str:
+    """Root URL of the server."""
+    return _service_and_url[1]
+
+
+@pytest.fixture
+def client(base_url) -> Iterator[openai.OpenAI]:
+    """The public client, without retries of its own."""
+    with openai.OpenAI(base_url=f"{base_url}/v1", api_key="unused", max_retries=0, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture
+def http(base_url) -> Iterator[httpx.Client]:
+    """Plain HTTP, for bodies that no client would send."""
+    with httpx.Client(base_url=base_url, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture
+def max_body_bytes() -> int:
+    """The server's body limit."""
+    return MAX_BODY_BYTES

@@ -1,0 +1,77 @@
+"""Whatever is posted, the answer is 200 or a 4xx in the envelope: never a 500, never a hang."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+MODEL = "deepseek-v4-flash"
+PATHS = ("/v1/chat/completions", "/v1/completions")
+FIELDS = _words(
+    "model messages prompt stream stream_options max_tokens max_completion_tokens temperature top_p seed stop logprobs "
+    "top_logprobs tools tool_choice thinking reasoning_effort response_format n user metadata echo"
+)
+WORDS = st.sampled_from(["user", "assistant", "tool", "system", "text", "function", "enabled", "auto", "hi", "", MODEL])
+KEYS = st.sampled_from(
+    _words(
+        "role content type text function name parameters arguments tool_calls tool_call_id id prefix reasoning_content "
+        "strict include_usage image_url url"
+    )
+)
+NUMBERS = st.sampled_from([0, 1, -1, 1.5, 2**31, 2**63, -(2**63), 2**80, 1e300, 10**400])
+LEAVES = st.none() | st.booleans() | NUMBERS | WORDS | st.text(max_size=8)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS | st.text(max_size=4), inner, max_size=5),
+    max_leaves=12,
+)
+MESSAGES = st.lists(
+    st.fixed_dictionaries({"role": WORDS, "content": VALUES}, optional={"tool_calls": VALUES}), max_size=3
+)
+BODIES = st.fixed_dictionaries(
+    {"model": st.just(MODEL)},
+    optional={name: MESSAGES if name == "messages" else VALUES for name in FIELDS if name != "model"},
+)
+SETTINGS = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+def assert_answered(response) -> None:
+    assert response.status_code == 200 or 400 <= response.status_code < 500, response.text
+    if response.status_code != 200:
+        assert sorted(response.json()["error"]) == ["code", "message", "param", "type"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@SETTINGS
+@given(body=BODIES)
+def test_a_json_object_of_plausible_fields_never_gives_500(http, path, body):
+    assert_answered(http.post(path, content=json.dumps(body).encode()))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@SETTINGS
+@given(field=st.sampled_from(FIELDS), value=VALUES)
+def test_one_broken_field_in_a_good_body_never_gives_500(http, path, field, value):
+    good = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+    if path == "/v1/completions":
+        good = {"model": MODEL, "prompt": "hi"}
+
+    assert_answered(http.post(path, content=json.dumps(good | {field: value}).encode()))
+
+
+@pytest.mark.parametrize("path", PATHS)
+@SETTINGS
+@given(content=st.binary(max_size=200) | st.text(max_size=100).map(str.encode))
+def test_arbitrary_bytes_are_400(http, path, content):
+    response = http.post(path, content=content)
+
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
