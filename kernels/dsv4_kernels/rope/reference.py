@@ -1,4 +1,4 @@
-"""Rotary embedding as the formula: pair (2i, 2i+1), as a complex number, times exp(j position f_i). Source: spec 3.3."""
+"""Rotary embedding as the formula: pair (2i, 2i+1) as a complex number, times exp(j position f_i). Source: spec 3.3."""
 
 import math
 
