@@ -62,6 +62,7 @@ class Orchestrator:
             for epoch in range(self._config.max_attempts):
                 ticket: KVTicket | None = None  # of this attempt, as long as nobody else is in charge of it
                 stream: AsyncGenerator[TokenChunk, None] | None = None
+                is_over = False
                 try:
                     result = await self._prefill_once(request, epoch, deadline_s)
                     ticket = result.ticket
@@ -79,6 +80,7 @@ class Orchestrator:
                     while chunk.finish_reason is None:
                         yield chunk
                         chunk = await _next_chunk(stream, deadline_s)
+                    is_over = True
                     yield chunk
                     return
                 except Dsv4Error as err:
@@ -90,7 +92,7 @@ class Orchestrator:
                     if ticket is not None:
                         self._release_soon(ticket)
                     if stream is not None:
-                        await _close(stream, request.request_id)
+                        await _close(stream, request.request_id, is_over=is_over)
                 await _back_off(epoch, deadline_s)
 
     def model_names(self) -> Sequence[str]:
@@ -123,7 +125,7 @@ class Orchestrator:
         return err.retryable and isinstance(err, kinds) and epoch + 1 < self._config.max_attempts
 
     def _release_soon(self, ticket: KVTicket) -> None:
-        """Release on a task of our own, so that neither a retry nor a leaving client waits for it."""
+        """Release on a task of its own, so that neither a retry nor a leaving client waits for it."""
         task = asyncio.get_running_loop().create_task(self._release(ticket))
         self._cleanups.add(task)
         task.add_done_callback(self._cleanups.discard)
@@ -152,16 +154,10 @@ def _check_same_first_token(sent: TokenChunk, recomputed: TokenChunk) -> None:
 
 
 async def _next_chunk(stream: AsyncGenerator[TokenChunk, None], deadline_s: float) -> TokenChunk:
-    """The next chunk of a decode stream. Raises: its error, DeadlineExceededError, WorkerLostError at a cut stream.
-
-    With the last chunk the stream is run to its end, because closing it while it is open would abort the request.
-    """
+    """The next chunk of a decode stream. Raises: its error, DeadlineExceededError, WorkerLostError at a cut stream."""
     try:
         async with _deadline(deadline_s, "decode"):
             chunk = await anext(stream)
-            if chunk.finish_reason is not None:
-                async for extra in stream:
-                    raise Dsv4Error(f"the decode stream went on after its last token: {extra}")
     except StopAsyncIteration:
         raise WorkerLostError("the decode stream ended before its last token") from None
     chunk.raise_if_failed()
@@ -186,10 +182,12 @@ async def _back_off(epoch: int, deadline_s: float) -> None:
         await asyncio.sleep(RETRY_BACKOFF_S * 2**epoch)
 
 
-async def _close(stream: AsyncGenerator[TokenChunk, None], request_id: str) -> None:
-    """Abort a decode stream that is still open; one that has ended is left alone."""
+async def _close(stream: AsyncGenerator[TokenChunk, None], request_id: str, *, is_over: bool) -> None:
+    """Abort a decode stream; one whose last chunk has come is run to its end instead, so that nothing is aborted."""
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            if is_over:
+                await anext(stream, None)
             await stream.aclose()
-    except TimeoutError:
-        logger.warning("%s: the decode stream did not close within %s s", request_id, CLOSE_TIMEOUT_S)
+    except (TimeoutError, Dsv4Error) as err:
+        logger.warning("%s: the decode stream did not close cleanly: %r", request_id, err)

@@ -37,18 +37,27 @@ def base_url(_service_and_url, service) -> str:
     return _service_and_url[1]
 
 
+@pytest.fixture(scope="session")
+def _clients(_service_and_url) -> Iterator[tuple[openai.OpenAI, httpx.Client]]:
+    """Made once: every client of its own would read the certificate store again."""
+    url = _service_and_url[1]
+    with (
+        openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0, timeout=20) as client,
+        httpx.Client(base_url=url, timeout=20) as http,
+    ):
+        yield client, http
+
+
 @pytest.fixture
-def client(base_url) -> Iterator[openai.OpenAI]:
+def client(_clients, service) -> openai.OpenAI:
     """The public client, without retries of its own."""
-    with openai.OpenAI(base_url=f"{base_url}/v1", api_key="unused", max_retries=0, timeout=20) as client:
-        yield client
+    return _clients[0]
 
 
 @pytest.fixture
-def http(base_url) -> Iterator[httpx.Client]:
+def http(_clients, service) -> httpx.Client:
     """Plain HTTP, for bodies that no client would send."""
-    with httpx.Client(base_url=base_url, timeout=20) as client:
-        yield client
+    return _clients[1]
 
 
 @pytest.fixture

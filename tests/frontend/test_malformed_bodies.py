@@ -39,7 +39,7 @@ BODIES = st.fixed_dictionaries(
     optional={name: MESSAGES if name == "messages" else VALUES for name in FIELDS if name != "model"},
 )
 SETTINGS = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 
