@@ -39,7 +39,7 @@ class Answer:
 
 @pytest.fixture(scope="session")
 def toy_model(toy_dir) -> LoadedModel:
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # toy matrices are too small for more, and the suite shares its cores
     return load_model(
         toy_dir, EngineConfig(dtype="float32"), KVConfig(num_pages=1), SpeculationConfig(), ParallelState()
     )
