@@ -1,5 +1,9 @@
 """The public transformers implementation of the same checkpoint, in fp32: the oracle of the model tests.
 
+Expert and entry selection is discontinuous: where two candidates score almost equally, two correct programs may choose
+differently and then disagree by far more than rounding. `OracleRun.margins` says where; tests use prompts without such
+places (`clear_prompt`) or stop comparing there.
+
 Weights are read through our checkpoint reader (plain values, no quantised loader of the oracle) and copied under the
 oracle's own names (spec 2.5). Attention and experts run in their plain eager forms.
 """
@@ -9,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
 
 from dsv4_cluster.weights.reader import Checkpoint
@@ -54,6 +60,24 @@ _LAYER = {
 }
 
 
+# Smallest relative gap that counts as a clear choice. Two fp32 programs differ by up to a few 1e-6 in these scores.
+CLEAR_MARGIN = 2e-5
+
+
+@dataclass(frozen=True, slots=True)
+class OracleRun:
+    """One prefill of the oracle."""
+
+    logprobs: torch.Tensor  # [T, V] fp32, after every token
+    margins: torch.Tensor  # [T] fp32, smallest gap of a row's selections, relative to its largest score
+
+    @property
+    def num_clear_rows(self) -> int:
+        """Rows before the first selection that is too close to call."""
+        unclear = (self.margins < CLEAR_MARGIN).nonzero()
+        return int(unclear[0]) if len(unclear) else len(self.margins)
+
+
 @dataclass(frozen=True, slots=True)
 class GreedyStep:
     """One greedy token of the oracle."""
@@ -86,10 +110,31 @@ def load_oracle(checkpoint_dir: str | Path) -> DeepseekV4ForCausalLM:
 
 
 @torch.inference_mode()
+def oracle_run(model: DeepseekV4ForCausalLM, token_ids: list[int]) -> OracleRun:
+    """Prefill one prompt without a cache."""
+    margins = torch.full((len(token_ids),), float("inf"))
+    handles = _watch_selections(model, margins)
+    try:
+        logits = model(torch.tensor([token_ids]), use_cache=False).logits[0]
+    finally:
+        for handle in handles:
+            handle.remove()
+    return OracleRun(logits.float().log_softmax(-1), margins)
+
+
 def oracle_logprobs(model: DeepseekV4ForCausalLM, token_ids: list[int]) -> torch.Tensor:
     """Log-probabilities after every token of one prompt. Returns: [T, V] fp32."""
-    logits = model(torch.tensor([token_ids]), use_cache=False).logits[0]
-    return logits.float().log_softmax(-1)
+    return oracle_run(model, token_ids).logprobs
+
+
+def clear_prompt(model: DeepseekV4ForCausalLM, num_tokens: int, *, seed: int = 0, vocab_size: int) -> list[int]:
+    """Random token ids, redrawn until every selection of the oracle is clear."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(50):
+        token_ids: list[int] = torch.randint(0, vocab_size, (num_tokens,), generator=generator).tolist()
+        if oracle_run(model, token_ids).num_clear_rows == num_tokens:
+            return token_ids
+    raise AssertionError(f"no clear prompt of {num_tokens} tokens from seed {seed}")
 
 
 @torch.inference_mode()
@@ -111,6 +156,38 @@ def oracle_name(official: str) -> str:
     _, layer, rest = official.split(".", 2)
     prefix = max((key for key in _LAYER if rest.startswith(key)), key=len)
     return f"model.layers.{layer}.{_LAYER[prefix]}{rest.removeprefix(prefix)}"
+
+
+def _watch_selections(model: DeepseekV4ForCausalLM, margins: torch.Tensor) -> list[RemovableHandle]:
+    """Hooks that lower `margins` [T] to the gap of every expert and entry selection."""
+    position = torch.arange(len(margins))
+
+    def lower(scores: torch.Tensor, topk: int, num_candidates: torch.Tensor) -> None:
+        if scores.shape[1] <= topk:
+            return
+        hidden = torch.arange(scores.shape[1]) >= num_candidates[:, None]
+        best = scores.masked_fill(hidden, float("-inf")).topk(topk + 1).values  # [T, topk + 1]
+        scale = scores.masked_fill(hidden, 0.0).abs().amax(1)
+        gap = (best[:, -2] - best[:, -1]) / scale
+        torch.minimum(margins, torch.where(num_candidates > topk, gap, float("inf")), out=margins)
+
+    def on_router(module: nn.Module, _: object, out: tuple[torch.Tensor, ...]) -> None:
+        scores = module.score_fn(out[0]) + module.e_score_correction_bias
+        lower(scores, module.top_k, torch.full_like(position, scores.shape[1]))
+
+    handles = []
+    for layer in model.model.layers:
+        if hasattr(layer.mlp.gate, "e_score_correction_bias"):
+            handles.append(layer.mlp.gate.register_forward_hook(on_router))
+        indexer = getattr(layer.self_attn.compressor, "indexer", None)
+        if indexer is not None:
+            num_visible = (position + 1) // indexer.compress_rate
+            handles.append(
+                indexer.scorer.register_forward_hook(
+                    lambda _m, _i, out, k=indexer.index_topk, n=num_visible: lower(out[0], k, n)
+                )
+            )
+    return handles
 
 
 def _state_dict(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
