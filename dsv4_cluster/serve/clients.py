@@ -22,6 +22,7 @@ from dsv4_cluster.serve.step_stream import StepStream
 logger = logging.getLogger(__name__)
 
 ABORT_TIMEOUT_S = 5.0
+UNSUBSCRIBE_TIMEOUT_S = 2.0
 
 
 class ServePrefillClient:
@@ -93,11 +94,14 @@ class ServeDecodeClient:
                 stream.close()
                 del self._streams[replica_id]
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End every subscription; the replicas abort what is left of this router's requests."""
-        for stream in self._streams.values():
-            stream.close()
+        streams = list(self._streams.values())
         self._streams.clear()
+        # The explicit call matters: cancelling a stream from a process that ends may never reach the replica.
+        await asyncio.gather(*[self._unsubscribe(stream.replica_id) for stream in streams])
+        for stream in streams:
+            stream.close()
 
     async def _subscribed(self, replica_id: str) -> StepStream:
         async with self._subscribing:
@@ -111,6 +115,13 @@ class ServeDecodeClient:
                     raise _noted(err, self._replicas, replica_id) from err
                 self._streams[replica_id] = stream
             return stream
+
+    async def _unsubscribe(self, replica_id: str) -> None:
+        try:
+            async with asyncio.timeout(UNSUBSCRIBE_TIMEOUT_S):
+                await self._handle.unsubscribe.remote(self._router_id, replica_id=replica_id)
+        except Exception as err:
+            logger.debug("unsubscribing from %s failed: %s", replica_id, call_error(err))
 
     async def _admit(self, request: DecodeRequest, replica_id: str) -> None:
         call = self._handle.admit.remote(request, router_id=self._router_id, replica_id=replica_id)

@@ -40,9 +40,14 @@ class DecodeDeployment:
         check_pin(replica_id)
         await self._worker.abort(request_id)
 
-    async def snapshot(self) -> ReplicaSnapshot:
-        """Load of this replica. Raises: WorkerLostError."""
-        return await self._worker.gang.snapshot()
+    async def unsubscribe(self, router_id: str, *, replica_id: str) -> None:
+        """See DecodeWorker.unsubscribe."""
+        check_pin(replica_id)
+        self._worker.unsubscribe(router_id)
+
+    async def snapshot(self, router_id: str) -> ReplicaSnapshot:
+        """See DecodeWorker.snapshot."""
+        return await self._worker.snapshot(router_id)
 
     async def worker_infos(self) -> tuple[WorkerInfo, ...]:
         """Process and node of every rank, for people who debug."""

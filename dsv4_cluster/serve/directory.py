@@ -3,18 +3,18 @@
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
-from ray.serve.handle import DeploymentHandle
 
 from dsv4_cluster.clock import Clock, MonotonicClock
 from dsv4_cluster.errors import LayoutMismatchError, WorkerLostError
 from dsv4_cluster.protocol.routing import ReplicaSnapshot
 from dsv4_cluster.router.policy import least_loaded
-from dsv4_cluster.serve.request_router import poll_snapshots
+
+Poll = Callable[[], Awaitable[list[ReplicaSnapshot]]]
 
 logger = logging.getLogger(__name__)
 
@@ -26,9 +26,10 @@ REPLACE_WAIT_S = 60.0  # how long a request waits for a replacement; covers a pr
 class ReplicaDirectory:
     """Polls the replicas of one role and picks among the live ones."""
 
-    def __init__(self, role_name: str, handle: DeploymentHandle, *, clock: Clock | None = None) -> None:
+    def __init__(self, role_name: str, poll: Poll, *, clock: Clock | None = None) -> None:
+        """poll: asks every replica of the role for a snapshot."""
         self._role_name = role_name
-        self._handle = handle
+        self._poll = poll
         self._clock = clock or MonotonicClock()
         self._rng = random.Random()
         self._live: dict[str, ReplicaSnapshot] = {}
@@ -48,7 +49,7 @@ class ReplicaDirectory:
         async with self._refreshing:
             started_s = self._clock.now_s()
             try:
-                snapshots = await poll_snapshots(self._handle)
+                snapshots = await self._poll()
             except (TimeoutError, RayError, RayServeException) as err:
                 logger.debug("no %s snapshots: %r", self._role_name, err)
                 snapshots = []

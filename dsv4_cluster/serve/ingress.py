@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import os
 import sys
+from dataclasses import dataclass
 
 from fastapi import FastAPI
 from ray import serve
@@ -17,11 +19,19 @@ from dsv4_cluster.router.orchestrator import Orchestrator
 from dsv4_cluster.serve.clients import ServeDecodeClient, ServePrefillClient
 from dsv4_cluster.serve.directory import ReplicaDirectory
 from dsv4_cluster.serve.environment import warn_of_missing_settings
-from dsv4_cluster.serve.request_router import own_replica_id
+from dsv4_cluster.serve.request_router import own_replica_id, poll_snapshots
 from dsv4_cluster.tokenizer.encoding import ModelCodec
 from dsv4_cluster.tokenizer.models import ServedModels
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFacts:
+    """Process id and the top-level modules imported in it."""
+
+    pid: int
+    modules: frozenset[str]
 
 
 @serve.ingress()
@@ -30,17 +40,19 @@ class RouterIngress:
 
     async def __init__(self, config: ClusterConfig, prefill: DeploymentHandle, decode: DeploymentHandle) -> None:  # type: ignore[misc]  # Serve awaits it
         warn_of_missing_settings()
+        router_id = own_replica_id()
         self._config = config
         self._codec = ModelCodec.from_checkpoint(config.model.path, ServedModels.of(config.model.served_names))
-        self._prefills = ReplicaDirectory("prefill", prefill)
-        self._decodes = ReplicaDirectory("decode", decode)
-        self._decode_client = ServeDecodeClient(decode, self._decodes, router_id=own_replica_id())
+        self._max_model_len = cluster_max_model_len(ModelConfig.from_checkpoint(config.model.path), config)
+        self._prefills = ReplicaDirectory("prefill", lambda: poll_snapshots(prefill))
+        self._decodes = ReplicaDirectory("decode", lambda: poll_snapshots(decode, router_id))
+        self._decode_client = ServeDecodeClient(decode, self._decodes, router_id=router_id)
         self._orchestrator = Orchestrator(
             ServePrefillClient(prefill, self._prefills, self._decodes),
             self._decode_client,
             config.router,
             model_names=config.model.served_names,
-            max_model_len=cluster_max_model_len(ModelConfig.from_checkpoint(config.model.path), config),
+            max_model_len=self._max_model_len,
             probe=self._has_matching_replicas,
         )
         self._tasks = [
@@ -50,7 +62,7 @@ class RouterIngress:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve calls this after the constructor."""
-        return create_app(self._orchestrator, self._codec, self._config.router)
+        return create_app(self._orchestrator, self._codec, self._config.router, max_model_len=self._max_model_len)
 
     async def check_health(self) -> None:
         """Raises: RuntimeError when a poll has ended; without polls this router would never see a new replica."""
@@ -58,9 +70,9 @@ class RouterIngress:
         if ended:
             raise RuntimeError(f"{len(ended)} replica polls have ended: {ended}")
 
-    async def loaded_modules(self) -> list[str]:
-        """Names of the top-level modules this process has imported."""
-        return sorted({name.partition(".")[0] for name in sys.modules})
+    async def process_facts(self) -> ProcessFacts:
+        """Which process this router is and what it has loaded, for people who debug."""
+        return ProcessFacts(pid=os.getpid(), modules=frozenset(name.partition(".")[0] for name in sys.modules))
 
     async def _has_matching_replicas(self) -> bool:
         prefills, decodes = self._prefills.layout_ids(), self._decodes.layout_ids()
@@ -71,5 +83,5 @@ class RouterIngress:
     async def __del__(self) -> None:
         for task in self._tasks:
             task.cancel()
-        self._decode_client.close()
+        await self._decode_client.close()
         await self._orchestrator.close()

@@ -53,12 +53,12 @@ def check_pin(replica_id: str) -> None:
         raise WorkerLostError(f"replica {replica_id} is gone; the call reached {own_replica_id()}")
 
 
-async def poll_snapshots(handle: DeploymentHandle) -> list[ReplicaSnapshot]:
-    """Ask every replica of a deployment for its load; replicas that fail to answer are left out.
+async def poll_snapshots(handle: DeploymentHandle, *args: str) -> list[ReplicaSnapshot]:
+    """Call `snapshot(*args)` on every replica of a deployment; replicas that fail to answer are left out.
 
     Raises: TimeoutError, RayServeException when the deployment has no replica.
     """
-    answers = await handle.broadcast("snapshot").results_async(timeout_s=CALL_TIMEOUT_S, return_exceptions=True)
+    answers = await handle.broadcast("snapshot", *args).results_async(timeout_s=CALL_TIMEOUT_S, return_exceptions=True)
     for answer in answers:
         if not isinstance(answer, ReplicaSnapshot):
             logger.debug("a replica of %s gave no snapshot: %r", handle.deployment_name, answer)

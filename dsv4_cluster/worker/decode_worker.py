@@ -5,8 +5,10 @@ import logging
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Self
 
+from dsv4_cluster.clock import MonotonicClock
 from dsv4_cluster.errors import OverloadedError, WorkerLostError
 from dsv4_cluster.protocol.handoff import DecodeRequest
+from dsv4_cluster.protocol.routing import ReplicaSnapshot
 from dsv4_cluster.worker.gang import Gang
 from dsv4_cluster.worker.remote_errors import typed_error
 from dsv4_cluster.worker.spec import WorkerSpec
@@ -22,7 +24,7 @@ class DecodeWorker:
     def __init__(self, gang: Gang, *, max_requests: int) -> None:
         self.gang = gang
         self._max_requests = max_requests
-        self._fanout = StepFanout(self._abort_soon)
+        self._fanout = StepFanout(self._abort_soon, MonotonicClock())
         self._tasks: set[asyncio.Task[None]] = set()
         self._keep(self._pump())
 
@@ -61,6 +63,15 @@ class DecodeWorker:
     def subscribe(self, router_id: str) -> AsyncGenerator[Message, None]:
         """Steps for one router, see StepFanout.subscribe."""
         return self._fanout.subscribe(router_id)
+
+    def unsubscribe(self, router_id: str) -> None:
+        """End a router's subscription; its requests are aborted."""
+        self._fanout.unsubscribe(router_id)
+
+    async def snapshot(self, router_id: str) -> ReplicaSnapshot:
+        """Load of the replica. The question is also the router's sign of life. Raises: WorkerLostError."""
+        self._fanout.hear(router_id)
+        return await self.gang.snapshot()
 
     async def close(self) -> None:
         """End every subscription and the gang."""

@@ -8,18 +8,23 @@ import asyncio
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Sequence
 
+from dsv4_cluster.clock import Clock
 from dsv4_cluster.errors import WorkerLostError
 from dsv4_cluster.protocol.output import TokenChunk
 
 Message = list[TokenChunk]
 
+ROUTER_SILENCE_S = 15.0  # routers speak about once a second
+
 
 class StepFanout:
     """Which router wants which request, and one queue per router."""
 
-    def __init__(self, abort: Callable[[str], None]) -> None:
+    def __init__(self, abort: Callable[[str], None], clock: Clock) -> None:
         """abort: called with a request id when the router that wanted it is gone; must not block."""
         self._abort = abort
+        self._clock = clock
+        self._heard_at_s: dict[str, float] = {}  # of routers, subscribed or not
         self._router_of: dict[str, str] = {}
         self._queues: dict[str, asyncio.Queue[Message | WorkerLostError]] = {}
         self._lost: WorkerLostError | None = None
@@ -66,6 +71,23 @@ class StepFanout:
         finally:
             if self._queues.get(router_id) is queue:
                 self._drop(router_id)
+
+    def hear(self, router_id: str) -> None:
+        """Note a sign of life of a router, and end the subscriptions of routers that are gone.
+
+        A router is gone when it has been silent for ROUTER_SILENCE_S, judged only while another one speaks: silence of
+        all means that this replica is draining, where the last tokens must still go out. Not every Serve transport
+        ends the call of a caller that died.
+        """
+        now_s = self._clock.now_s()
+        self._heard_at_s[router_id] = now_s
+        for silent in [rid for rid, at_s in self._heard_at_s.items() if now_s - at_s > ROUTER_SILENCE_S]:
+            del self._heard_at_s[silent]
+            self.unsubscribe(silent)
+
+    def unsubscribe(self, router_id: str) -> None:
+        """End a router's subscription, if it has one, and abort its requests."""
+        self._end(router_id, WorkerLostError(f"router {router_id} is gone"))
 
     def fail(self, lost: WorkerLostError) -> None:
         """End every subscription with an error, for good."""
