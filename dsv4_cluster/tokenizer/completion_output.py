@@ -43,12 +43,14 @@ class CompletionOutput:
         self._text = StopTextStream(tokenizer, stop_strings)
         self._waiting: deque[LogprobEntry] = deque()
         self.num_tokens = 0  # completion tokens; EOS and stop ids are not counted
-        self.num_cached_tokens = 0
+        self.num_cached_tokens = 0  # as the first chunk says; a decode engine has the whole prompt from the handoff
+        self._is_started = False
         self.is_finished = False
 
     def push(self, chunk: TokenChunk) -> CompletionPiece:
         """Take one chunk. The caller stops the engine once `is_finished`."""
-        self.num_cached_tokens = max(self.num_cached_tokens, chunk.num_cached_tokens)
+        if not self._is_started:
+            self._is_started, self.num_cached_tokens = True, chunk.num_cached_tokens
         text = ""
         for index, token_id in enumerate(chunk.token_ids):
             if self._text.is_stopped:
