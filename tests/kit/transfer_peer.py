@@ -4,7 +4,9 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
@@ -39,7 +41,6 @@ class PeerState(NamedTuple):
     num_memfds: int
     num_fds: int
     num_threads: int
-    peak_rss_bytes: int
 
 
 def make_segments(recipes: Sequence[Recipe]) -> list[LiveSegment]:
@@ -87,19 +88,21 @@ class LocalPeer:
         os.pwrite(fd, bytes([byte ^ 0x10]), offset)
 
     def state(self) -> PeerState:
-        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         return PeerState(
             num_leases=self.transport.num_leases,
             num_staged_bytes=self.transport.num_staged_bytes,
             num_memfds=len(memfds()),
             num_fds=len(os.listdir("/proc/self/fd")),
             num_threads=threading.active_count(),
-            peak_rss_bytes=int(status["VmHWM"].split()[0]) * 1024,
         )
 
-    def reset_peak_rss(self) -> None:
-        """Make the kernel measure the peak from here on."""
-        Path("/proc/self/clear_refs").write_text("5")
+    def reopen(self, config: TransferConfig, times: int) -> PeerState:
+        """Open, use and close another transport `times` times. Returns: what this process holds afterwards."""
+        for _ in range(times):
+            with closing(create_transport(config, clock=ManualClock())) as other:
+                ticket = other.publish(request_id="r", epoch=0, layout_id="l", num_tokens=1, segments=())
+                other.fetch(ticket, request_id="r", epoch=0, layout_id="l")
+        return self.state()
 
     def close(self) -> None:
         self.transport.close()
@@ -138,8 +141,12 @@ class ProcessPeer:
     def state(self) -> PeerState:
         return self._call("state")
 
-    def reset_peak_rss(self) -> None:
-        self._call("reset_peak_rss")
+    def reopen(self, config: TransferConfig, times: int) -> PeerState:
+        return self._call("reopen", config, times)
+
+    def pause(self) -> None:
+        """SIGSTOP: alive, with its sockets open, and silent."""
+        os.kill(self._process.pid, signal.SIGSTOP)
 
     def kill(self) -> None:
         """SIGKILL, as an out-of-memory killer would."""
@@ -168,6 +175,25 @@ class ProcessPeer:
         return reply
 
 
+def wait_until(claim: Callable[[], bool]) -> None:
+    """Poll until `claim()` is true, for what another process or thread does in its own time."""
+    deadline_s = time.monotonic() + REPLY_TIMEOUT_S
+    while not claim():
+        assert time.monotonic() < deadline_s, "it never became true"
+        time.sleep(0.005)
+
+
+def reset_peak_rss(pid: int) -> int:
+    """Let the kernel measure the peak of a process anew. Returns: its resident bytes at this moment."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return _status_bytes(pid, "VmRSS")
+
+
+def peak_rss(pid: int) -> int:
+    """Largest number of resident bytes of a process since `reset_peak_rss`."""
+    return _status_bytes(pid, "VmHWM")
+
+
 def memfds() -> list[int]:
     """Descriptors of this process that are staging buffers."""
     found = []
@@ -179,6 +205,11 @@ def memfds() -> list[int]:
         if target.startswith("/memfd:dsv4-kv-"):
             found.append(int(name))
     return found
+
+
+def _status_bytes(pid: int, field: str) -> int:
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(status[field].split()[0]) * 1024  # the kernel's unit is KiB
 
 
 def _serve(pipe: Connection, config: TransferConfig) -> None:

@@ -1,7 +1,9 @@
 """One publisher and one receiver per backend; for shm and grpc the publisher is another process."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import lru_cache
 
 import pytest
 
@@ -9,10 +11,10 @@ from dsv4_cluster.clock import MonotonicClock
 from dsv4_cluster.config.transfer_config import TransferConfig
 from dsv4_cluster.transfer.base import KVTransport
 from dsv4_cluster.transfer.factory import create_transport
-from tests.kit.transfer_peer import LocalPeer, ProcessPeer
+from tests.kit.transfer_peer import LocalPeer, ProcessPeer, wait_until
 
 LEASE_S = 10.0
-MAX_STAGED_BYTES = 8 << 20
+MAX_STAGED_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,28 +26,34 @@ class Pair:
     receiver: KVTransport
 
 
-@pytest.fixture(scope="session", params=["local", "shm", "grpc"])
-def session_pair(request) -> Iterator[Pair]:
+@pytest.fixture(scope="session")
+def pair_of() -> Iterator[Callable[[str], Pair]]:
+    """pair_of(backend) -> the session's pair. Not parametrised: random order would start processes over and over."""
+    with ExitStack() as stack:
+        yield lru_cache(None)(lambda backend: _make_pair(backend, stack))
+
+
+def _make_pair(backend: str, stack: ExitStack) -> Pair:
     config = TransferConfig(
-        backend=request.param, lease_s=LEASE_S, chunk_bytes=4096, max_staged_bytes=MAX_STAGED_BYTES, fetch_timeout_s=20
+        backend=backend, lease_s=LEASE_S, chunk_bytes=4096, max_staged_bytes=MAX_STAGED_BYTES, fetch_timeout_s=20
     )
-    if request.param == "local":
-        peer = LocalPeer(config)
-        yield Pair(request.param, peer, peer.transport)
-        peer.close()
-        return
-    peer = ProcessPeer(config)
-    receiver = create_transport(config, clock=MonotonicClock())
-    yield Pair(request.param, peer, receiver)
-    receiver.close()
-    peer.close()
+    if backend == "local":
+        local = stack.enter_context(closing(LocalPeer(config)))
+        return Pair(backend, local, local.transport)
+    peer = stack.enter_context(closing(ProcessPeer(config)))
+    receiver = stack.enter_context(closing(create_transport(config, clock=MonotonicClock())))
+    return Pair(backend, peer, receiver)
 
 
-@pytest.fixture
-def pair(session_pair) -> Iterator[Pair]:
-    """The backend's two ends, with nothing published before and nothing left after."""
+@pytest.fixture(params=["local", "shm", "grpc"])
+def pair(request, pair_of) -> Iterator[Pair]:
+    """A backend's two ends, with nothing published before and nothing left after."""
+    session_pair = pair_of(request.param)
     yield session_pair
     session_pair.publisher.advance(LEASE_S)
     session_pair.publisher.sweep()
+    wait_until(
+        lambda: session_pair.publisher.state().num_staged_bytes == 0
+    )  # cancelled streams end on their own thread
     state = session_pair.publisher.state()
-    assert (state.num_leases, state.num_staged_bytes, state.num_memfds) == (0, 0, 0)
+    assert (state.num_leases, state.num_memfds) == (0, 0)

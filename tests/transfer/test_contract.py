@@ -25,7 +25,7 @@ RECIPES = (
 )
 NUM_BYTES = sum(recipe.num_bytes for recipe in RECIPES)
 LEASE_S = 10.0
-MAX_STAGED_BYTES = 8 << 20
+MAX_STAGED_BYTES = 32 << 20
 
 
 def publish(pair, request_id="req-a", epoch=3, recipes=RECIPES):
