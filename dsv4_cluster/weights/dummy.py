@@ -36,7 +36,7 @@ class _Normal:
 _RULES: tuple[tuple[str, _Normal], ...] = (
     (r"embed\.weight", _Normal(1.0)),
     (r"head\.weight", _Normal(2.5, by_fan_in=True)),
-    (r"attn\.(kv_norm|compressor\.norm)\.weight", _Normal(0.2, mean=2.0)),  # keys of size 2: a peaked softmax
+    (r"attn\.(kv_norm|compressor\.norm)\.weight", _Normal(0.2, mean=1.5)),  # a peaked softmax
     (r"norm\.weight$", _Normal(0.2, mean=1.0)),
     (r"hc_\w+_fn$", _Normal(1.0, by_fan_in=True)),
     (r"hc_\w+_base$", _Normal(1.5)),  # streams mix unevenly and stay different

@@ -59,8 +59,15 @@ def test_bf16_reading_is_exact(official_dir):
 )
 @pytest.mark.parametrize(
     "name",
-    ["embed.weight", "layers.2.attn.wo_b.weight", "layers.3.attn.compressor.wkv.weight", EXPERT, "layers.0.hc_ffn_fn"]
-    + ["layers.4.ffn.experts.15.w2.weight", "layers.5.ffn.shared_experts.w1.weight"],
+    [
+        "embed.weight",
+        "layers.2.attn.wo_b.weight",
+        "layers.3.attn.compressor.wkv.weight",
+        "layers.0.hc_ffn_fn",
+        "layers.5.ffn.shared_experts.w1.weight",
+        "layers.4.ffn.experts.15.w2.weight",
+        EXPERT,
+    ],
 )
 def test_slice_equals_the_slice_of_the_whole(checkpoint, name, index):
     whole = checkpoint.read(name, dtype=torch.float32)
