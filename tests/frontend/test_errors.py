@@ -1,11 +1,19 @@
 """What a client is told when something is wrong: the right status, OpenAI's envelope, and a server that goes on."""
 
 import json
+import socket
+from urllib.parse import urlsplit
 
 import openai
 import pytest
 
-from dsv4_cluster.errors import KVTransferError, NonFiniteLogitsError, OverloadedError, WorkerLostError
+from dsv4_cluster.errors import (
+    DeadlineExceededError,
+    KVTransferError,
+    NonFiniteLogitsError,
+    OverloadedError,
+    WorkerLostError,
+)
 from dsv4_cluster.protocol.output import FinishReason, TokenChunk
 from tests.kit.codec import CONTEXT_LIMIT, chunks_of, tokens_of
 
@@ -180,6 +188,18 @@ def test_a_body_over_the_limit_is_413(http, max_body_bytes, is_declared):
     assert str(max_body_bytes) in error["message"]
 
 
+def test_a_body_that_never_arrives_is_408(base_url, http, monkeypatch):
+    monkeypatch.setattr("dsv4_cluster.frontend.body.BODY_TIMEOUT_S", 0.05)
+    url = urlsplit(base_url)
+
+    with socket.create_connection((url.hostname, url.port), timeout=5) as connection:
+        connection.sendall(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n{{".encode())
+        answer = connection.recv(4096)
+
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert http.get("/health").status_code == 200
+
+
 @pytest.mark.parametrize(
     "method, path, status", [("GET", "/v2/nothing", 404), ("GET", CHAT, 405), ("POST", "/health", 405)]
 )
@@ -195,6 +215,7 @@ def test_unknown_paths_and_methods_use_the_envelope(http, method, path, status):
     [
         (OverloadedError("full"), 429, "rate_limit_exceeded"),
         (WorkerLostError("worker 3 died"), 503, "worker_lost"),
+        (DeadlineExceededError("600 s are over"), 504, "deadline_exceeded"),
         (NonFiniteLogitsError("NaN at layer 2"), 500, "non_finite_logits"),
         (RuntimeError("secret detail"), 500, "internal_error"),
     ],

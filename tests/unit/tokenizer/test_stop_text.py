@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv4_cluster.tokenizer.stop_text import StopText, StopTextStream
@@ -19,6 +19,7 @@ def run(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
     return text + matcher.finish(), matcher.is_stopped
 
 
+@settings(deadline=None)
 @given(text=LETTERS, stops=STOPS, data=st.data())
 def test_the_result_does_not_depend_on_the_cuts(text, stops, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
@@ -28,6 +29,7 @@ def test_the_result_does_not_depend_on_the_cuts(text, stops, data):
     assert run(pieces, stops) == run([text], stops) == run(list(text), stops)
 
 
+@settings(deadline=None)
 @given(text=LETTERS, stops=STOPS)
 def test_the_shown_text_ends_before_the_stop_string_that_completes_first(text, stops):
     ends = [text.find(stop) + len(stop) for stop in stops if stop in text]
