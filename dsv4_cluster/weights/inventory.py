@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dsv4_cluster.config.model_config import ModelConfig
+from dsv4_cluster.errors import ConfigError
 from dsv4_cluster.weights.shard import REPLICATED, ShardRule
 
 ExpertDtype = Literal["fp4", "fp8"]
@@ -29,7 +30,8 @@ class TensorSpec:
     shard: in logical coordinates. For routed experts `dim` 0 of axis "ep" is the expert index, which is not a dim of
         the stored tensor: it is the position `expert_id` in a stack of `num_experts`.
     num_experts: size of that stack, and for `tid2eid` the number of experts its ids name; 0 elsewhere.
-    scale_block: block of the weight that shares one scale; None = no scale tensor. scale_of: name of a scale's weight.
+    scale_block: block of the weight that shares one scale; None = no scale tensor. scale_dtype: of that tensor.
+    scale_of: name of a scale's weight.
     """
 
     name: str
@@ -39,6 +41,7 @@ class TensorSpec:
     granule: tuple[int, ...]
     shard: ShardRule = REPLICATED
     scale_block: tuple[int, int] | None = None
+    scale_dtype: str = "F8_E8M0"
     scale_of: str | None = None
     expert_id: int | None = None
     num_experts: int = 0
@@ -71,13 +74,16 @@ class TensorSpec:
         Raises: ConfigError when the axis does not divide the tensor.
         """
         full = tuple(slice(0, size) for size in self.logical_shape)
-        if self.expert_id is not None:
-            first, last = self.shard.bounds(self.num_experts, ep_rank, ep_size)
-            return full if first <= self.expert_id < last else None
-        if self.shard.dim is None:
-            return full
         dim = self.shard.dim
-        owned = slice(*self.shard.bounds(self.logical_shape[dim], tp_rank, tp_size))
+        if dim is None:
+            return full
+        try:
+            if self.expert_id is not None:
+                first, last = self.shard.bounds(self.num_experts, ep_rank, ep_size)
+                return full if first <= self.expert_id < last else None
+            owned = slice(*self.shard.bounds(self.logical_shape[dim], tp_rank, tp_size))
+        except ConfigError as err:
+            raise ConfigError(f"{self.name}: {err.message}") from err
         return (*full[:dim], owned, *full[dim + 1 :])
 
     def stored_index(self, index: tuple[slice, ...]) -> tuple[slice, ...]:

@@ -1,13 +1,14 @@
-"""Official tensor names and those of the transformers format. Source: spec 2.5.
+"""Official tensor names and those that the transformers library uses. Source: spec 2.5.
 
-The transformers format fuses the routed experts of a layer: `gate_up_proj` [E, 2I, D] holds each expert's w1 rows,
-then its w3 rows; `down_proj` [E, D, I] holds w2.
+Its modules fuse the routed experts of a layer: `gate_up_proj` [E, 2I, D] holds each expert's w1 rows, then its w3
+rows; `down_proj` [E, D, I] holds w2. Its `save_pretrained` (5.23) translates back only in part: official names below a
+`model.` prefix, experts apart, the embedding and the final hyper-connection under their module names.
 """
 
 import re
 from dataclasses import dataclass
 
-from dsv4_cluster.weights.inventory import TensorSpec
+from dsv4_cluster.weights.inventory import TensorSpec, scale_name_of
 
 _TOP_LEVEL = {
     "embed.weight": "model.embed_tokens.weight",
@@ -85,6 +86,19 @@ def transformers_placement(spec: TensorSpec) -> Placement:
     matrix = spec.name.split(".")[-2]
     _, row_block, num_row_blocks = _FUSED_EXPERTS[matrix]
     return Placement(name, name + "_scale_inv", spec.expert_id, row_block, num_row_blocks)
+
+
+def saved_placement(spec: TensorSpec) -> Placement:
+    """Where `save_pretrained` of transformers 5.23 keeps an official weight of the main model."""
+    name = saved_name(spec.name)
+    return Placement(name, scale_name_of(name))
+
+
+def saved_name(official: str) -> str:
+    """`layers.3.attn.wkv.weight` -> `model.layers.3.attn.wkv.weight`. Raises: KeyError outside the main model."""
+    if not official.startswith("layers."):
+        return official if official == "head.weight" else _TOP_LEVEL[official]
+    return "model." + official.replace(".attn.kv_norm.", ".attn.norm.")
 
 
 def transformers_name(official: str) -> str:

@@ -7,7 +7,7 @@ the bytes of the wanted slice. Official FP8/FP4, BF16-only and transformers-form
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Self
@@ -18,7 +18,7 @@ from dsv4_cluster.config.model_config import ModelConfig
 from dsv4_cluster.errors import CheckpointError
 from dsv4_cluster.weights.formats import SCALE_DTYPES, allowed_dtypes, as_stored, cover, dequantise
 from dsv4_cluster.weights.inventory import TensorSpec, inventory
-from dsv4_cluster.weights.names import Placement, official_placement, transformers_placement
+from dsv4_cluster.weights.names import Placement, official_placement, saved_placement, transformers_placement
 from dsv4_cluster.weights.shards import ShardSet, open_shards
 from dsv4_cluster.weights.stored import StoredTensor, read_bytes, read_slice
 
@@ -106,7 +106,7 @@ def _detect_names(tensors: Mapping[str, StoredTensor], directory: Path) -> Calla
     if "embed.weight" in tensors:
         return official_placement
     if "model.embed_tokens.weight" in tensors:
-        return transformers_placement
+        return saved_placement if "head.weight" in tensors else transformers_placement
     raise CheckpointError(f"{directory} has neither tensor embed.weight (official) nor model.embed_tokens.weight")
 
 
@@ -147,7 +147,8 @@ def _find(spec: TensorSpec, placement: Placement, tensors: Mapping[str, StoredTe
     _check_shape(stored, placement.stored_shape(spec.shape, spec.num_experts))
     if spec.scale_block is None:
         return _Weight(spec, placement, stored, None)
-    return _Weight(spec, placement, stored, _find_scale(spec, placement, tensors))
+    scale = _find_scale(spec, placement, tensors)
+    return _Weight(replace(spec, scale_dtype=scale.dtype), placement, stored, scale)
 
 
 def _find_scale(spec: TensorSpec, placement: Placement, tensors: Mapping[str, StoredTensor]) -> StoredTensor:
