@@ -1,1 +1,1 @@
-""
+"""The `dsv4` command."""

@@ -7,11 +7,10 @@ from ray.serve import Application
 from dsv4_cluster.config.cluster_config import ClusterConfig, WorkerRole
 from dsv4_cluster.serve.decode_deployment import DecodeDeployment
 from dsv4_cluster.serve.ingress import RouterIngress
-from dsv4_cluster.serve.placement import check_placement, role_bundles
+from dsv4_cluster.serve.names import DECODE, PREFILL, ROUTER
+from dsv4_cluster.serve.placement import check_placement, live_nodes, role_bundles
 from dsv4_cluster.serve.prefill_deployment import PrefillDeployment
 from dsv4_cluster.serve.request_router import pinned_router_config
-
-ROUTER, PREFILL, DECODE = "Router", "Prefill", "Decode"
 
 HEALTH_PERIOD_S = 1.0  # one small call per replica; a dead worker is replaced within this plus a process start
 HEALTH_TIMEOUT_S = 10.0
@@ -25,7 +24,7 @@ def build(args: ClusterConfig) -> Application:
     Raises: ConfigError when the cluster is too small, with the sum of what is asked.
     """
     if ray.is_initialized():
-        check_placement(args, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        check_placement(args, live_nodes())
     prefill = _worker_deployment(PrefillDeployment, PREFILL, args.prefill, drain_s=args.router.request_timeout_s)
     decode = _worker_deployment(DecodeDeployment, DECODE, args.decode, drain_s=args.router.request_timeout_s)
     router = serve.deployment(name=ROUTER)(RouterIngress).options(

@@ -13,12 +13,12 @@ logger = logging.getLogger(__name__)
 # Without it a token stream of 64 sequences reaches about 2.5k tokens/s on two cores, with it about 47k.
 REQUIRED_SETTINGS: dict[str, str] = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
 
-# For a private Ray instance started by `dsv4 serve`: no token file in the home directory, no usage report, and no
-# attaching to whatever other Ray runs on the machine.
-PRIVATE_INSTANCE: dict[str, str] = {
+# For one machine without a load balancer; launch/environment.sh holds the same values and says why.
+SINGLE_MACHINE_SETTINGS: dict[str, str] = {
+    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
+    "RAY_ADDRESS": "local",
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ADDRESS": "local",
 }
 
 
@@ -35,7 +35,6 @@ def warn_of_missing_settings() -> None:
         logger.warning("token streams will be slow: set %s for every Ray process, see launch/", " ".join(missing))
 
 
-def prepare_environment(*, private_instance: bool) -> None:
-    """Set what is not set yet, before Ray is imported. Mutates: os.environ."""
-    for name, value in (REQUIRED_SETTINGS | PRIVATE_INSTANCE if private_instance else REQUIRED_SETTINGS).items():
-        os.environ.setdefault(name, value)
+def prepare_single_machine(*, ray_temp_dir: str) -> None:
+    """Set up this process for a Ray instance of its own, before Ray is imported. Mutates: os.environ."""
+    os.environ.update(REQUIRED_SETTINGS | SINGLE_MACHINE_SETTINGS | {"RAY_TMPDIR": ray_temp_dir})

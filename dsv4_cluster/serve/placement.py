@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+import ray
+
 from dsv4_cluster.config.cluster_config import ClusterConfig, WorkerRole
 from dsv4_cluster.errors import ConfigError
 
@@ -39,6 +41,11 @@ def check_placement(config: ClusterConfig, nodes: Sequence[Resources]) -> None:
         biggest_node = max((node.get(kind, 0.0) for node in nodes), default=0.0)
         if largest > biggest_node:
             raise ConfigError(f"one process asks for {largest:g} {kind}s, the largest node has {biggest_node:g}")
+
+
+def live_nodes() -> list[Resources]:
+    """Total resources of every live node of the connected Ray cluster."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def _asks(config: ClusterConfig) -> list[tuple[str, int, list[dict[str, float]]]]:

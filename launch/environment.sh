@@ -1,0 +1,14 @@
+# Sourced by the launch scripts: Ray's own settings for one machine without a load balancer. Serve reads them when it is
+# imported, so they must be in the environment of every Ray process. `dsv4 serve` sets the same ones.
+
+# User code, request routing and token streams share the event loop of a replica; replicas talk gRPC. Without this a
+# token stream is many times slower.
+export RAY_SERVE_THROUGHPUT_OPTIMIZED=1
+# That mode also opens one HTTP port per replica for a load balancer in front, and keeps a stopping replica open for
+# 30 s so that the load balancer can take notice. Here is none.
+export RAY_SERVE_ENABLE_DIRECT_INGRESS=0
+# A Ray instance of its own, even when another one runs on this machine.
+export RAY_ADDRESS=local
+# No token file in the home directory; nothing listens beyond this machine.
+export RAY_AUTH_MODE=disabled
+export RAY_USAGE_STATS_ENABLED=0
