@@ -61,7 +61,7 @@ _LAYER = {
 
 
 # Smallest relative gap that counts as a clear choice. Two fp32 programs differ by up to a few 1e-6 in these scores.
-CLEAR_MARGIN = 2e-5
+CLEAR_MARGIN = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
