@@ -13,6 +13,7 @@ INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 _SAMPLE_BYTES = 4096
 _SAMPLES_PER_SHARD = 16
+_ROUTED_EXPERT = ".experts."  # in the official and the transformers names
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +24,23 @@ class ShardSet:
     paths: tuple[Path, ...]  # sorted
 
     def sample_digest(self) -> str:
-        """Hash of shard names, sizes and sampled blocks: tells checkpoints of equal shape apart cheaply."""
+        """Hash that tells checkpoints of equal shape apart without reading them whole.
+
+        Covers shard names and sizes, blocks spread over each shard, and the start of every tensor that is not a routed
+        expert's: there are few of those, and each may be the only difference.
+        """
         digest = hashlib.sha256()
         for path in self.paths:
             size = path.stat().st_size
             digest.update(f"{path.name}:{size};".encode())
+            offsets = [
+                max(0, size - _SAMPLE_BYTES) * sample // (_SAMPLES_PER_SHARD - 1)
+                for sample in range(_SAMPLES_PER_SHARD)
+            ]
+            offsets += [t.offset for t in self.tensors.values() if t.path == path and _ROUTED_EXPERT not in t.name]
             with path.open("rb") as file:
-                for sample in range(_SAMPLES_PER_SHARD):
-                    file.seek(max(0, size - _SAMPLE_BYTES) * sample // (_SAMPLES_PER_SHARD - 1))
+                for offset in sorted(offsets):
+                    file.seek(offset)
                     digest.update(file.read(_SAMPLE_BYTES))
         return digest.hexdigest()
 

@@ -154,3 +154,14 @@ def test_fingerprint_depends_on_weights_and_not_on_the_path(official_dir, offici
 
     assert fingerprints[0] == fingerprints[1]
     assert fingerprints[0] != fingerprints[2]
+
+
+def test_fingerprint_sees_one_changed_norm(official_copy):
+    checkpoint = Checkpoint.open(official_copy)
+    stored = checkpoint.stored_tensors["layers.3.attn.kv_norm.weight"]
+
+    with stored.path.open("r+b") as file:
+        file.seek(stored.offset)
+        file.write(b"\0\0")
+
+    assert Checkpoint.open(official_copy).fingerprint != checkpoint.fingerprint
