@@ -3,8 +3,9 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 
@@ -164,11 +165,12 @@ class LLM:
         if prompts is not None:
             texts = [prompts] if isinstance(prompts, str) else list(prompts)
             return [*texts], [self.tokenizer.encode_prompt(text) for text in texts]
-        assert prompt_token_ids is not None
-        if prompt_token_ids and isinstance(prompt_token_ids[0], int):
-            prompt_token_ids = [prompt_token_ids]  # type: ignore[list-item]
-        ids = [[int(token_id) for token_id in row] for row in prompt_token_ids]  # type: ignore[union-attr]
-        return [None] * len(ids), ids
+        rows: list[list[int]] = []
+        for item in prompt_token_ids or ():
+            if isinstance(item, Integral):  # one flat prompt
+                return [None], [[int(token_id) for token_id in cast("Sequence[int]", prompt_token_ids)]]
+            rows.append([int(token_id) for token_id in cast("Sequence[int]", item)])
+        return [None] * len(rows), rows
 
 
 class _Collector:

@@ -15,7 +15,7 @@ class KVConfig(Settings):
     kv_cache_dtype: Literal["auto", "fp8"] = Field(
         "auto", description="auto = compute dtype (exact); fp8 = the production row of 448 FP8 + 64 BF16 + 7 scales"
     )
-    indexer_dtype: Literal["auto", "fp8", "fp4"] = Field("auto", description="indexer keys; auto = compute dtype (exact)")
+    indexer_dtype: Literal["auto", "fp8", "fp4"] = Field("auto", description="indexer keys, auto = compute dtype")
     num_pages: int = Field(64, ge=1, description=f"pages of {PAGE_TOKENS} tokens shared by all sequences")
     speculation_headroom: int = Field(
         8, ge=0, le=64, description="extra ring rows so that rejected drafts never overwrite a live row"

@@ -120,7 +120,7 @@ class ModelConfig(BaseModel):
         if not 0 < self.qk_rope_head_dim <= min(self.head_dim, self.index_head_dim):
             raise ValueError(f"qk_rope_head_dim {self.qk_rope_head_dim} exceeds head_dim or index_head_dim")
         if (self.head_dim - self.qk_rope_head_dim) % 64:
-            raise ValueError(f"head_dim - qk_rope_head_dim = {self.head_dim - self.qk_rope_head_dim}, not a multiple of 64")
+            raise ValueError(f"head_dim - qk_rope_head_dim is {self.nope_head_dim}, not a multiple of 64")
         if self.num_experts_per_tok > self.n_routed_experts:
             raise ValueError(f"num_experts_per_tok {self.num_experts_per_tok} exceeds {self.n_routed_experts} experts")
         return self
