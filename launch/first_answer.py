@@ -38,8 +38,9 @@ def main() -> int:
     print(f"ready at {base_url} after {time.monotonic() - started:.0f} s")
     print(f"\n> {QUESTION}   (random weights: the answer is noise)\n")
     finish_reason = None
-    for piece, finish_reason in _stream_answer(base_url, model):
+    for piece, reason in _stream_answer(base_url, model):
         print(piece, end="", flush=True)
+        finish_reason = reason or finish_reason
     if finish_reason is None:
         print("\nerror: the answer broke off", file=sys.stderr)
         return 1
@@ -91,8 +92,14 @@ def _deploy_failure(log: Path) -> str | None:
             applications = json.load(answer)["applications"].values()
     except (OSError, ValueError, KeyError):
         return None  # not up yet; the next round asks again
-    failed = [f"{app['status']}: {app['message']}" for app in applications if "FAILED" in app["status"]]
-    return "\n".join(failed) or None
+    failed = [app["message"] for app in applications if "FAILED" in app["status"]]
+    return "\n".join(_reason(message) for message in failed) or None
+
+
+def _reason(message: str) -> str:
+    """Our own error at the end of the traceback that Serve keeps, or all of it."""
+    ours = [line for line in message.splitlines() if line.startswith("dsv4_cluster.errors.")]
+    return ours[-1].partition(": ")[2] if ours else message
 
 
 def _stream_answer(base_url: str, model: str) -> Iterator[tuple[str, str | None]]:

@@ -6,7 +6,7 @@ that starts a request returns as soon as the replica has taken it.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
 
 from ray.serve.handle import DeploymentHandle
 
@@ -18,6 +18,7 @@ from dsv4_cluster.serve.directory import ReplicaDirectory
 from dsv4_cluster.serve.errors import call_error
 from dsv4_cluster.serve.request_router import open_subscription, release_everywhere
 from dsv4_cluster.serve.step_stream import StepStream
+from dsv4_cluster.worker.detached import DetachedTasks
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class ServePrefillClient:
         self._handle = handle
         self._replicas = replicas
         self._decode_replicas = decode_replicas
+        self._tasks = DetachedTasks()
 
     async def prefill(self, request: GenerationRequest, *, epoch: int) -> PrefillResult:
         """See PrefillClient. Raises also LayoutMismatchError, before anything is computed."""
@@ -50,7 +52,7 @@ class ServePrefillClient:
     async def release(self, ticket: KVTicket) -> None:
         """See PrefillClient. Every replica is told: only the publisher knows the ticket."""
         try:
-            await release_everywhere(self._handle, ticket)
+            await asyncio.shield(self._tasks.start(release_everywhere(self._handle, ticket)))
         except Exception as err:
             raise call_error(err) from err
 
@@ -64,14 +66,14 @@ class ServeDecodeClient:
         self._router_id = router_id
         self._streams: dict[str, StepStream] = {}
         self._subscribing = asyncio.Lock()
-        self._aborts: set[asyncio.Task[None]] = set()
+        self._tasks = DetachedTasks()
 
     async def decode(self, request: DecodeRequest) -> AsyncGenerator[TokenChunk, None]:
         """See DecodeClient. Raises also LayoutMismatchError and OverloadedError."""
         request_id = request.request.request_id
         replica_id = (await self._replicas.pick(frozenset({request.ticket.layout_id}))).replica_id
         with self._replicas.in_flight(replica_id):
-            stream = await self._subscribed(replica_id)
+            stream = await asyncio.shield(self._tasks.start(self._subscribed(replica_id)))
             chunks = stream.open(request_id)
             is_finished = False
             try:
@@ -85,7 +87,7 @@ class ServeDecodeClient:
             finally:
                 stream.forget(request_id)
                 if not is_finished:
-                    await asyncio.shield(self._abort(request_id, replica_id))
+                    await asyncio.shield(self._tasks.start(self._abort(request_id, replica_id)))
 
     def end_idle_streams(self) -> None:
         """Close subscriptions to replicas that are gone or draining; a replica drains until its last call ends."""
@@ -133,23 +135,13 @@ class ServeDecodeClient:
         except Exception as err:
             raise _noted(call_error(err), self._replicas, replica_id) from err
 
-    def _abort(self, request_id: str, replica_id: str) -> "asyncio.Task[None]":
-        """Start an abort that goes on even when the caller is cancelled; the caller waits for it if it can."""
-        return self._keep(self._abort_quietly(request_id, replica_id))
-
-    async def _abort_quietly(self, request_id: str, replica_id: str) -> None:
+    async def _abort(self, request_id: str, replica_id: str) -> None:
         try:
             async with asyncio.timeout(ABORT_TIMEOUT_S):
                 await self._handle.abort.remote(request_id, replica_id=replica_id)
         except Exception as err:
             # A replica that cannot be reached has lost the request, or drops it with the subscription.
             logger.debug("%s: abort at %s failed: %s", request_id, replica_id, call_error(err))
-
-    def _keep(self, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
-        task = asyncio.get_running_loop().create_task(work)
-        self._aborts.add(task)
-        task.add_done_callback(self._aborts.discard)
-        return task
 
 
 def _noted(err: Dsv4Error, replicas: ReplicaDirectory, replica_id: str) -> Dsv4Error:

@@ -70,9 +70,11 @@ class StepStream:
                     queue = self._queues.get(chunk.request_id)
                     if queue is not None:
                         queue.put_nowait(chunk)
-            self._end(WorkerLostError(f"{self.replica_id} ended the subscription"))
         except Exception as err:
             self._end(WorkerLostError(f"lost {self.replica_id}: {call_error(err).message}"))
+        finally:
+            # Also when Serve cancels the call: nobody may wait on a reader that is gone.
+            self._end(WorkerLostError(f"the subscription to {self.replica_id} ended"))
 
     def _end(self, reason: WorkerLostError) -> None:
         if self._ended is None:

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator
 from typing import Self
 
 from dsv4_cluster.clock import MonotonicClock
 from dsv4_cluster.errors import OverloadedError, WorkerLostError
 from dsv4_cluster.protocol.handoff import DecodeRequest
 from dsv4_cluster.protocol.routing import ReplicaSnapshot
+from dsv4_cluster.worker.detached import DetachedTasks
 from dsv4_cluster.worker.gang import Gang
 from dsv4_cluster.worker.remote_errors import typed_error
 from dsv4_cluster.worker.spec import WorkerSpec
@@ -25,8 +26,8 @@ class DecodeWorker:
         self.gang = gang
         self._max_requests = max_requests
         self._fanout = StepFanout(self._abort_soon, MonotonicClock())
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._keep(self._pump())
+        self._tasks = DetachedTasks()
+        self._tasks.start(self._pump())
 
     @classmethod
     async def create(cls, spec: WorkerSpec, *, replica_id: str) -> Self:
@@ -76,8 +77,7 @@ class DecodeWorker:
     async def close(self) -> None:
         """End every subscription and the gang."""
         self._fanout.fail(WorkerLostError("the decode replica shuts down"))
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         self.gang.kill()
 
     async def _pump(self) -> None:
@@ -91,15 +91,10 @@ class DecodeWorker:
             self._fanout.fail(lost)
 
     def _abort_soon(self, request_id: str) -> None:
-        self._keep(self._abort_quietly(request_id))
+        self._tasks.start(self._abort_quietly(request_id))
 
     async def _abort_quietly(self, request_id: str) -> None:
         try:
             await self.abort(request_id)
         except WorkerLostError:
             logger.debug("%s: not aborted, its worker is gone", request_id)
-
-    def _keep(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -1,7 +1,6 @@
 """What a prefill replica does: hand requests to its gang and clean up after callers that leave. Never computes."""
 
 import asyncio
-from collections.abc import Coroutine
 from typing import Self
 
 from ray import ObjectRef
@@ -10,6 +9,7 @@ from ray.exceptions import RayError
 from dsv4_cluster.errors import OverloadedError
 from dsv4_cluster.protocol.handoff import KVTicket, PrefillResult
 from dsv4_cluster.protocol.request import GenerationRequest
+from dsv4_cluster.worker.detached import DetachedTasks
 from dsv4_cluster.worker.gang import Gang
 from dsv4_cluster.worker.remote_errors import typed_error
 from dsv4_cluster.worker.spec import WorkerSpec
@@ -24,7 +24,7 @@ class PrefillWorker:
         self.gang = gang
         self._max_requests = max_requests
         self._num_requests = 0
-        self._cleanups: set[asyncio.Task[None]] = set()
+        self._cleanups = DetachedTasks()
 
     @classmethod
     async def create(cls, spec: WorkerSpec, *, replica_id: str) -> Self:
@@ -43,7 +43,7 @@ class PrefillWorker:
         try:
             return await call
         except asyncio.CancelledError:
-            self._clean_up(self._abandon(request.request_id, call))
+            self._cleanups.start(self._abandon(request.request_id, call))
             raise
         except Exception as err:
             raise typed_error(err, where=WHERE) from err
@@ -59,14 +59,8 @@ class PrefillWorker:
 
     async def close(self) -> None:
         """Cancel what is left and end the gang."""
-        for task in self._cleanups:
-            task.cancel()
+        self._cleanups.cancel()
         self.gang.kill()
-
-    def _clean_up(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._cleanups.add(task)
-        task.add_done_callback(self._cleanups.discard)
 
     async def _abandon(self, request_id: str, call: "ObjectRef[PrefillResult]") -> None:
         try:

@@ -1,0 +1,133 @@
+"""A local Ray cluster that serves the toy checkpoint, and ways to look inside it.
+
+This process imports Ray Serve before the throughput settings are in the environment, so its own handles may be used
+from synchronous code; the processes of the cluster start afterwards and have the settings.
+"""
+
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ray
+from ray import serve
+
+from dsv4_cluster.config.cluster_config import ClusterConfig
+from dsv4_cluster.config.load import parse_cluster_config
+from dsv4_cluster.serve.app import build
+from dsv4_cluster.serve.environment import prepare_single_machine
+from dsv4_cluster.worker.spec import WorkerAudit, WorkerInfo
+
+APP = "dsv4"
+MODEL = "toy"
+HOST = "127.0.0.1"
+NUM_CPUS = 2
+WAIT_LIMIT_S = 60.0
+OBJECT_STORE_BYTES = 100 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCluster:
+    """A running cluster."""
+
+    base_url: str
+    port: int
+    config: ClusterConfig
+
+    def ask_all(self, deployment: str, method: str, *args: object) -> list[Any]:
+        """Call a method on every replica of a deployment."""
+        handle = serve.get_deployment_handle(deployment, APP)
+        return handle.broadcast(method, *args).results(timeout_s=20)
+
+    def audits(self, deployment: str) -> list[WorkerAudit]:
+        """Accounting of every worker of a role, checked by the engine itself."""
+        return [audit for audits in self.ask_all(deployment, "audit") for audit in audits]
+
+    def workers(self, deployment: str) -> list[WorkerInfo]:
+        """Every worker of a role."""
+        return [info for infos in self.ask_all(deployment, "worker_infos") for info in infos]
+
+    def num_running(self) -> int:
+        """Sequences that some decode worker computes."""
+        return sum(audit.stats.num_running for audit in self.audits("Decode"))
+
+    def is_idle(self) -> bool:
+        """True when no worker holds a sequence, a page or a lease."""
+        audits = self.audits("Prefill") + self.audits("Decode")
+        return all(
+            a.stats.free_pages == a.stats.num_pages and a.num_leases == 0 and a.stats.num_running == 0 for a in audits
+        )
+
+    def complete(self, prompt: str, **options: object) -> httpx.Response:
+        """POST /v1/completions."""
+        body = {"model": MODEL, "prompt": prompt, **options}
+        return httpx.post(f"{self.base_url}/v1/completions", json=body, timeout=WAIT_LIMIT_S)
+
+
+def wait_until(claim: Callable[[], bool], *, limit_s: float = WAIT_LIMIT_S) -> float:
+    """Poll until the claim holds. Returns: seconds it took. Raises: AssertionError after `limit_s`."""
+    started = time.monotonic()
+    while not claim():
+        waited_s = time.monotonic() - started
+        assert waited_s < limit_s, f"not true within {limit_s} s: {claim}"
+        time.sleep(0.01)
+    return time.monotonic() - started
+
+
+@contextmanager
+def local_cluster(checkpoint_dir: Path) -> Iterator[LocalCluster]:
+    """Start Ray and the graph; on exit nothing of them is left."""
+    environment = dict(os.environ)
+    ray_dir = tempfile.mkdtemp(prefix="dsv4t.", dir="/tmp")  # short: Unix socket names must stay below 108 bytes
+    prepare_single_machine(ray_temp_dir=ray_dir)
+    try:
+        config = cluster_config(checkpoint_dir)
+        port = _free_port()
+        ray.init(
+            num_cpus=NUM_CPUS,
+            include_dashboard=False,
+            namespace="serve",
+            log_to_driver=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+        )
+        serve.start(http_options={"host": HOST, "port": port})
+        serve.run(build(config), name=APP, route_prefix="/")
+        cluster = LocalCluster(f"http://{HOST}:{port}", port, config)
+        wait_until(lambda: httpx.get(f"{cluster.base_url}/ready", timeout=WAIT_LIMIT_S).status_code == 200)
+        yield cluster
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+        os.environ.clear()
+        os.environ.update(environment)
+        shutil.rmtree(ray_dir, ignore_errors=True)
+
+
+def cluster_config(checkpoint_dir: Path) -> ClusterConfig:
+    """Two routers, one prefill and one decode replica, small caches."""
+    role = {
+        "engine": {"max_num_seqs": 16, "max_num_batched_tokens": 256, "dtype": "float32"},
+        "kv": {"num_pages": 32},
+    }
+    return parse_cluster_config(
+        {
+            "model": {"path": str(checkpoint_dir), "served_names": [MODEL]},
+            "prefill": role,
+            "decode": role,
+            "router": {"num_replicas": 2, "max_ongoing_requests": 64},
+        }
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
