@@ -1,6 +1,9 @@
 """What a client asked for, after translation to token ids."""
 
 from dataclasses import dataclass, field
+from typing import Literal
+
+StructuredKind = Literal["json_object", "json_schema", "regex", "lark", "tool_call", "tool_call_required"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,6 +14,12 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int = 0  # 0 <= seed < 2**63
+    top_k: int = 0  # 0 = all tokens
+    min_p: float = 0.0  # least probability, as a fraction of the most probable token's
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
     logprobs: int | None = None  # None: none; n: the chosen token and the n most probable
     prompt_logprobs: int | None = None
 
@@ -26,6 +35,14 @@ class StopParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredSpec:
+    """A constraint on the answer's text; while thinking it applies after the end of the thoughts."""
+
+    kind: StructuredKind
+    schema: str = ""  # JSON schema, pattern, Lark grammar, or the JSON array of tools
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One sequence to generate; the unit that router, workers and engine talk about."""
 
@@ -34,8 +51,14 @@ class GenerationRequest:
     sampling: SamplingParams
     stop: StopParams = field(default_factory=StopParams)
     model: str = ""
-    thinking: bool = False
+    structured: StructuredSpec | None = None
+    thinking: bool = False  # generation starts inside the thoughts and leaves them with </think>
+    thinking_budget: int | None = None  # thought tokens after which </think> is forced
+    priority: int = 0  # lower runs first
     arrival_s: float = 0.0
+    deadline_s: float | None = None  # on the engine's clock
+    tenant: str = ""  # fairness is between tenants
+    cache_salt: str = ""  # requests share cached prefixes only with the same tenant and salt
 
     @property
     def max_total_tokens(self) -> int:
