@@ -2,9 +2,13 @@
 
 A sequence owns one slot (its window and state rings) and enough pages for the tokens it covers. Only the length moves:
 growing takes pages, rolling back returns those past the new end, and rows beyond the length are invisible by position.
+
+Pages are shared: sequences and leases (the prefix index holds one per entry) own pages together, and a page is free
+when nobody owns it. A shared page is never written: who resumes behind it writes into pages of its own.
 """
 
 from collections import Counter
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from dsv4_cluster.kv.allocator import IdAllocator
@@ -24,6 +28,10 @@ class KVManager:
         self._pages = IdAllocator(num_pages)
         self._slots = IdAllocator(num_slots)
         self._owned: dict[str, _Owned] = {}
+        self._leases: dict[Hashable, tuple[int, ...]] = {}
+        self._num_owners = [0] * num_pages  # by page: sequences and leases
+        self._num_sequences = [0] * num_pages  # by page: sequences only
+        self._num_in_use = 0  # pages that some sequence owns
 
     @property
     def num_pages(self) -> int:
@@ -35,7 +43,13 @@ class KVManager:
 
     @property
     def free_pages(self) -> int:
+        """Pages that nobody owns."""
         return self._pages.num_free
+
+    @property
+    def leased_pages(self) -> int:
+        """Pages that leases own and no sequence does: free as soon as the leases end."""
+        return self.num_pages - self.free_pages - self._num_in_use
 
     @property
     def free_slots(self) -> int:
@@ -45,15 +59,21 @@ class KVManager:
         """True when `allocate` of that many tokens would succeed."""
         return self.free_slots > 0 and num_pages_for(num_tokens) <= self.free_pages
 
-    def allocate(self, seq_id: str, num_tokens: int) -> bool:
-        """Give a new sequence a slot and pages for `num_tokens`. False = not enough of either, nothing changed."""
+    def allocate(self, seq_id: str, num_tokens: int, *, shared: Sequence[int] = ()) -> bool:
+        """Give a new sequence a slot and pages for `num_tokens`, the first of them `shared` with their owners.
+
+        Returns: False when there is not enough of either; nothing changed then.
+        """
         assert seq_id not in self._owned, f"{seq_id} is allocated already"
-        if not self.can_admit(num_tokens):
+        num_new = num_pages_for(num_tokens) - len(shared)
+        assert num_new >= 0, f"{seq_id}: {len(shared)} shared pages for {num_tokens} tokens"
+        if self.free_slots == 0 or num_new > self.free_pages:
             return False
         slots = self._slots.take(1)
-        page_ids = self._pages.take(num_pages_for(num_tokens))
+        page_ids = self._pages.take(num_new)
         assert slots is not None and page_ids is not None, (self.free_slots, self.free_pages, num_tokens)
-        self._owned[seq_id] = _Owned(slots[0], page_ids)
+        self._owned[seq_id] = _Owned(slots[0], [*shared, *page_ids])
+        self._use(self._owned[seq_id].page_ids)
         return True
 
     def extend(self, seq_id: str, num_tokens: int) -> bool:
@@ -66,24 +86,45 @@ class KVManager:
         if page_ids is None:
             return False
         owned.page_ids += page_ids
+        self._use(page_ids)
         return True
 
     def rollback(self, seq_id: str, num_tokens: int) -> None:
         """Return the pages past the first `num_tokens` tokens."""
         owned = self._owned[seq_id]
         keep = num_pages_for(num_tokens)
-        self._pages.give_back(owned.page_ids[keep:])
+        self._leave(owned.page_ids[keep:])
         del owned.page_ids[keep:]
 
     def free(self, seq_id: str) -> None:
         """Return everything the sequence owns: pages, window and state together."""
         owned = self._owned.pop(seq_id)
-        self._pages.give_back(owned.page_ids)
+        self._leave(owned.page_ids)
         self._slots.give_back([owned.slot])
+
+    def lease(self, key: Hashable, page_ids: Sequence[int]) -> None:
+        """Own pages under `key` besides those who own them already, until `release`."""
+        assert key not in self._leases, f"{key!r} is leased already"
+        for page_id in page_ids:
+            assert self._num_owners[page_id] > 0, f"page {page_id} has no owner to share it with"
+            self._num_owners[page_id] += 1
+        self._leases[key] = tuple(page_ids)
+
+    def release(self, key: Hashable) -> None:
+        """End a lease; pages without another owner become free."""
+        self._drop(self._leases.pop(key))
+
+    def num_owners(self, page_id: int) -> int:
+        """Sequences and leases that own a page."""
+        return self._num_owners[page_id]
 
     def seq_ids(self) -> set[str]:
         """Sequences that own pages."""
         return set(self._owned)
+
+    def lease_keys(self) -> set[Hashable]:
+        """Leases that own pages."""
+        return set(self._leases)
 
     def page_ids(self, seq_id: str) -> list[int]:
         """Pages of the sequence in token order (a copy)."""
@@ -94,10 +135,40 @@ class KVManager:
         return self._owned[seq_id].slot
 
     def check(self) -> None:
-        """Prove that free + owned = total and nothing has two owners. Raises: AssertionError with the numbers."""
-        pages = [page_id for owned in self._owned.values() for page_id in owned.page_ids]
-        _check_partition("page", self._pages, pages)
+        """Prove that free + owned = total and every page counts its owners. Raises: AssertionError with the numbers."""
+        for seq_id, owned in self._owned.items():
+            twice = sorted(page_id for page_id, count in Counter(owned.page_ids).items() if count > 1)
+            assert not twice, f"{seq_id} owns pages {twice} twice"
+        owners = Counter(page_id for pages in self._leases.values() for page_id in pages)
+        sequences = Counter(page_id for owned in self._owned.values() for page_id in owned.page_ids)
+        owners += sequences
+        _check_partition("page", self._pages, list(owners))
+        for page_id in range(self.num_pages):
+            counted = (self._num_owners[page_id], self._num_sequences[page_id])
+            found = (owners[page_id], sequences[page_id])
+            assert counted == found, f"page {page_id} counts {counted} (owners, sequences), {found} own it"
+        assert self._num_in_use == len(sequences), (self._num_in_use, len(sequences))
         _check_partition("slot", self._slots, [owned.slot for owned in self._owned.values()])
+
+    def _use(self, page_ids: Sequence[int]) -> None:
+        for page_id in page_ids:
+            self._num_owners[page_id] += 1
+            self._num_in_use += self._num_sequences[page_id] == 0
+            self._num_sequences[page_id] += 1
+
+    def _leave(self, page_ids: Sequence[int]) -> None:
+        for page_id in page_ids:
+            self._num_sequences[page_id] -= 1
+            self._num_in_use -= self._num_sequences[page_id] == 0
+        self._drop(page_ids)
+
+    def _drop(self, page_ids: Sequence[int]) -> None:
+        unowned = []
+        for page_id in page_ids:
+            self._num_owners[page_id] -= 1
+            if self._num_owners[page_id] == 0:
+                unowned.append(page_id)
+        self._pages.give_back(unowned)
 
 
 def _check_partition(noun: str, allocator: IdAllocator, owned: list[int]) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
 from dsv4_cluster.kv.allocator import IdAllocator
 from dsv4_cluster.kv.manager import KVManager
@@ -17,21 +17,29 @@ def pages_for(num_tokens: int) -> int:
 
 
 class ManagerMachine(RuleBasedStateMachine):
-    """Any sequence of calls, compared with a model that only counts."""
+    """Any sequence of calls, compared with a model of who owns what."""
 
     sequences = Bundle("sequences")
 
     def __init__(self) -> None:
         super().__init__()
         self.manager = KVManager(NUM_PAGES, NUM_SLOTS)
-        self.num_pages: dict[str, int] = {}  # the model: pages per sequence
+        self.pages: dict[str, list[int]] = {}  # the model: pages per sequence
+        self.leases: dict[str, list[int]] = {}
         self.num_created = 0
+
+    @property
+    def num_pages(self) -> dict[str, int]:
+        return {seq_id: len(pages) for seq_id, pages in self.pages.items()}
+
+    def owned(self) -> set[int]:
+        return {page_id for pages in (*self.pages.values(), *self.leases.values()) for page_id in pages}
 
     def snapshot(self) -> dict[str, tuple[int, list[int]]]:
         return {s: (self.manager.slot(s), self.manager.page_ids(s)) for s in self.manager.seq_ids()}
 
     def fits(self, num_pages: int) -> bool:
-        return num_pages <= NUM_PAGES - sum(self.num_pages.values())
+        return num_pages <= NUM_PAGES - len(self.owned())
 
     @rule(target=sequences, num_tokens=lengths)
     def allocate(self, num_tokens: int) -> str:
@@ -41,9 +49,38 @@ class ManagerMachine(RuleBasedStateMachine):
         assert self.manager.can_admit(num_tokens) == expected
         assert self.manager.allocate(seq_id, num_tokens) == expected
         if expected:
-            self.num_pages[seq_id] = pages_for(num_tokens)
+            self.pages[seq_id] = self.manager.page_ids(seq_id)
+            assert len(self.pages[seq_id]) == pages_for(num_tokens)
         else:
             assert self.snapshot() == before
+        return seq_id
+
+    @rule(seq_id=sequences, num_shared=st.integers(0, 6))
+    def lease(self, seq_id: str, num_shared: int) -> None:
+        if seq_id in self.pages:
+            key = f"l{self.num_created}"
+            self.num_created += 1
+            self.leases[key] = self.pages[seq_id][:num_shared]
+            self.manager.lease(key, self.leases[key])
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.leases)))
+        del self.leases[key]
+        self.manager.release(key)
+
+    @precondition(lambda self: self.leases)
+    @rule(target=sequences, data=st.data(), num_more=st.integers(0, 700))
+    def allocate_shared(self, data: st.DataObject, num_more: int) -> str:
+        shared = self.leases[data.draw(st.sampled_from(sorted(self.leases)))]
+        seq_id, num_tokens = f"s{self.num_created}", len(shared) * 256 + num_more
+        self.num_created += 1
+        expected = len(self.pages) < NUM_SLOTS and self.fits(pages_for(num_tokens) - len(shared))
+        assert self.manager.allocate(seq_id, num_tokens, shared=shared) == expected
+        if expected:
+            self.pages[seq_id] = self.manager.page_ids(seq_id)
+            assert self.pages[seq_id][: len(shared)] == shared
         return seq_id
 
     @rule(seq_id=sequences, num_tokens=lengths)
@@ -55,8 +92,9 @@ class ManagerMachine(RuleBasedStateMachine):
         expected = self.fits(grown - self.num_pages[seq_id])
         assert self.manager.extend(seq_id, num_tokens) == expected
         if expected:
-            self.num_pages[seq_id] = grown
-            assert self.manager.page_ids(seq_id)[: len(before[seq_id][1])] == before[seq_id][1]
+            self.pages[seq_id] = self.manager.page_ids(seq_id)
+            assert len(self.pages[seq_id]) == grown
+            assert self.pages[seq_id][: len(before[seq_id][1])] == before[seq_id][1]
         else:
             assert self.snapshot() == before
 
@@ -66,23 +104,23 @@ class ManagerMachine(RuleBasedStateMachine):
             return
         before = self.manager.page_ids(seq_id)
         self.manager.rollback(seq_id, num_tokens)
-        self.num_pages[seq_id] = min(pages_for(num_tokens), self.num_pages[seq_id])
-        assert self.manager.page_ids(seq_id) == before[: self.num_pages[seq_id]]
+        self.pages[seq_id] = before[: pages_for(num_tokens)]
+        assert self.manager.page_ids(seq_id) == self.pages[seq_id]
 
     @rule(seq_id=consumes(sequences))
     def free(self, seq_id: str) -> None:
-        if self.num_pages.pop(seq_id, None) is not None:
+        if self.pages.pop(seq_id, None) is not None:
             self.manager.free(seq_id)
 
     @invariant()
     def every_page_and_slot_is_accounted_for(self) -> None:
         self.manager.check()
         assert self.manager.seq_ids() == set(self.num_pages)
-        assert {s: len(self.manager.page_ids(s)) for s in self.num_pages} == self.num_pages
-        owned = [page_id for s in self.num_pages for page_id in self.manager.page_ids(s)]
-        assert len(set(owned)) == len(owned)
-        assert set(owned) <= set(range(NUM_PAGES))
+        assert {s: self.manager.page_ids(s) for s in self.pages} == self.pages
+        owned, in_use = self.owned(), {page_id for pages in self.pages.values() for page_id in pages}
+        assert owned <= set(range(NUM_PAGES))
         assert self.manager.free_pages == NUM_PAGES - len(owned)
+        assert self.manager.leased_pages == len(owned - in_use)
         slots = {self.manager.slot(s) for s in self.num_pages}
         assert len(slots) == len(self.num_pages) == NUM_SLOTS - self.manager.free_slots
 
@@ -122,13 +160,41 @@ def test_check_names_what_leaked():
         manager.check()
 
 
-def test_check_names_the_page_with_two_owners():
+def test_check_names_the_page_that_a_sequence_owns_twice():
     manager = KVManager(4, 2)
     manager.allocate("a", 512)
     manager._owned["a"].page_ids[1] = manager._owned["a"].page_ids[0]
 
-    with pytest.raises(AssertionError, match=r"pages \[0\] have two owners"):
+    with pytest.raises(AssertionError, match=r"a owns pages \[0\] twice"):
         manager.check()
+
+
+def test_check_names_the_page_whose_owners_are_miscounted():
+    manager = KVManager(4, 2)
+    manager.allocate("a", 512)
+    manager.lease("l", manager.page_ids("a"))
+    manager._leases["l"] = ()
+
+    with pytest.raises(AssertionError, match=r"page 0 counts \(2, 1\) \(owners, sequences\), \(1, 1\) own it"):
+        manager.check()
+
+
+def test_a_leased_page_outlives_its_sequence_and_is_shared():
+    manager = KVManager(4, 2)
+    manager.allocate("a", 512)
+    pages = manager.page_ids("a")
+    manager.lease("l", pages)
+    manager.free("a")
+
+    assert manager.free_pages == 2 and manager.leased_pages == 2
+    assert manager.allocate("b", 1024, shared=pages)
+    assert manager.page_ids("b")[:2] == pages and manager.leased_pages == 0
+    manager.check()
+    manager.release("l")
+    assert manager.free_pages == 0
+    manager.free("b")
+    assert manager.free_pages == 4
+    manager.check()
 
 
 def test_allocating_a_known_sequence_is_an_error():
