@@ -1,23 +1,28 @@
 """Checks on a request before the engine accepts it, each naming the field, the value and the limit."""
 
+from math import inf, isfinite
+
 from dsv4_cluster.errors import InvalidRequestError, PromptTooLongError
-from dsv4_cluster.protocol.request import GenerationRequest
+from dsv4_cluster.protocol.request import GenerationRequest, SamplingParams
 
 MAX_LOGPROBS = 1024
 MAX_SEED = 2**63
+MAX_PENALTY = 2.0  # of presence and frequency, either sign; OpenAI's range
+MAX_BIAS = 100.0  # either sign; OpenAI's range, at its ends a token is all but banned or all but forced
 
 
-def check_request(request: GenerationRequest, *, vocab_size: int, max_model_len: int) -> None:
-    """Raises: PromptTooLongError when prompt + max_tokens exceed `max_model_len`; InvalidRequestError otherwise."""
+def check_request(
+    request: GenerationRequest, *, vocab_size: int, max_model_len: int, can_end_thoughts: bool = True
+) -> None:
+    """can_end_thoughts: the tokenizer has a </think>.
+
+    Raises: PromptTooLongError when prompt + max_tokens exceed `max_model_len`; InvalidRequestError otherwise.
+    """
     prompt, sampling = request.prompt_token_ids, request.sampling
     if not prompt:
         raise InvalidRequestError("the prompt is empty: at least one token is needed")
-    out_of_range = next((t for t in prompt if not 0 <= t < vocab_size), None)
-    if out_of_range is not None:
-        raise InvalidRequestError(f"prompt token id {out_of_range} is outside the vocabulary of {vocab_size}")
-    bad_stop = next((t for t in request.stop.token_ids if not 0 <= t < vocab_size), None)
-    if bad_stop is not None:
-        raise InvalidRequestError(f"stop token id {bad_stop} is outside the vocabulary of {vocab_size}")
+    _check_token_ids("prompt token id", prompt, vocab_size)
+    _check_token_ids("stop token id", request.stop.token_ids, vocab_size)
     if sampling.max_tokens < 1:
         raise InvalidRequestError(f"max_tokens is {sampling.max_tokens}, at least 1 is needed")
     if request.max_total_tokens > max_model_len:
@@ -25,15 +30,62 @@ def check_request(request: GenerationRequest, *, vocab_size: int, max_model_len:
             f"the prompt has {len(prompt)} tokens and max_tokens is {sampling.max_tokens}: together "
             f"{request.max_total_tokens}, the limit is {max_model_len}"
         )
-    if not 0 <= sampling.temperature < float("inf"):
+    if not 0 <= request.stop.min_tokens <= sampling.max_tokens:
+        raise InvalidRequestError(
+            f"min_tokens is {request.stop.min_tokens}, expected 0 <= min_tokens <= max_tokens = {sampling.max_tokens}"
+        )
+    _check_choice(sampling)
+    _check_edits(sampling, vocab_size)
+    _check_thoughts(request, can_end_thoughts)
+
+
+def _check_choice(sampling: SamplingParams) -> None:
+    """Temperature, truncation, seed, counts of log-probabilities."""
+    if not 0 <= sampling.temperature < inf:
         raise InvalidRequestError(f"temperature is {sampling.temperature}, expected a finite number >= 0")
     if not 0 < sampling.top_p <= 1:
         raise InvalidRequestError(f"top_p is {sampling.top_p}, expected 0 < top_p <= 1")
+    if sampling.top_k < 0:
+        raise InvalidRequestError(f"top_k is {sampling.top_k}, expected >= 1, or 0 for all tokens")
+    if not 0 <= sampling.min_p <= 1:
+        raise InvalidRequestError(f"min_p is {sampling.min_p}, expected 0 <= min_p <= 1")
     if not 0 <= sampling.seed < MAX_SEED:
         raise InvalidRequestError(f"seed is {sampling.seed}, expected 0 <= seed < 2**63")
-    if request.stop.min_tokens < 0:
-        raise InvalidRequestError(f"min_tokens is {request.stop.min_tokens}, expected >= 0")
     for field in ("logprobs", "prompt_logprobs"):
         value = getattr(sampling, field)
         if value is not None and not 0 <= value <= MAX_LOGPROBS:
             raise InvalidRequestError(f"{field} is {value}, expected 0..{MAX_LOGPROBS}")
+
+
+def _check_edits(sampling: SamplingParams, vocab_size: int) -> None:
+    """Penalties and bias."""
+    for field in ("presence_penalty", "frequency_penalty"):
+        value = getattr(sampling, field)
+        if not -MAX_PENALTY <= value <= MAX_PENALTY:
+            raise InvalidRequestError(f"{field} is {value}, expected -{MAX_PENALTY:g}..{MAX_PENALTY:g}")
+    if not 0 < sampling.repetition_penalty < inf:
+        raise InvalidRequestError(f"repetition_penalty is {sampling.repetition_penalty}, expected a finite number > 0")
+    token_ids = [token_id for token_id, _ in sampling.logit_bias]
+    _check_token_ids("logit_bias token id", token_ids, vocab_size)
+    if len(set(token_ids)) != len(token_ids):
+        raise InvalidRequestError(f"logit_bias has {len(token_ids)} entries for {len(set(token_ids))} token ids")
+    for token_id, bias in sampling.logit_bias:
+        if not (isfinite(bias) and abs(bias) <= MAX_BIAS):
+            raise InvalidRequestError(f"logit_bias of token {token_id} is {bias}, expected -{MAX_BIAS:g}..{MAX_BIAS:g}")
+
+
+def _check_thoughts(request: GenerationRequest, can_end_thoughts: bool) -> None:
+    if request.thinking_budget is None:
+        return
+    if request.thinking_budget < 0:
+        raise InvalidRequestError(f"thinking_budget is {request.thinking_budget}, expected >= 0")
+    if not request.thinking:
+        raise InvalidRequestError("thinking_budget needs a request that starts inside the thoughts")
+    if not can_end_thoughts:
+        raise InvalidRequestError("thinking_budget needs a tokenizer with </think>, this checkpoint has none")
+
+
+def _check_token_ids(what: str, token_ids: tuple[int, ...] | list[int], vocab_size: int) -> None:
+    bad = next((t for t in token_ids if not 0 <= t < vocab_size), None)
+    if bad is not None:
+        raise InvalidRequestError(f"{what} {bad} is outside the vocabulary of {vocab_size}")

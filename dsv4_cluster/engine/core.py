@@ -19,10 +19,11 @@ from dsv4_cluster.engine.admission import check_request
 from dsv4_cluster.engine.batch_builder import build_batch, prompt_rows
 from dsv4_cluster.engine.loader import LoadedModel, load_model
 from dsv4_cluster.engine.model_runner import ModelRunner
+from dsv4_cluster.engine.sampling_rows import SamplingRows
 from dsv4_cluster.engine.scheduler import Scheduler
 from dsv4_cluster.engine.sequence import Sequence, SequenceStatus
 from dsv4_cluster.engine.step import StepOutput, StepPlan
-from dsv4_cluster.engine.stop import banned_token_ids, finish_reason
+from dsv4_cluster.engine.stop import finish_reason
 from dsv4_cluster.errors import InvalidRequestError, NonFiniteLogitsError
 from dsv4_cluster.kv.manager import KVManager
 from dsv4_cluster.kv.snapshot import LiveSegment, SegmentShape, export_live, import_live, live_segment_shapes
@@ -30,7 +31,7 @@ from dsv4_cluster.parallel.state import ParallelState
 from dsv4_cluster.protocol.output import FinishReason, PromptLogprobs, TokenChunk
 from dsv4_cluster.protocol.request import GenerationRequest
 from dsv4_cluster.protocol.stats import EngineStats
-from dsv4_cluster.sampling.batch import SamplingBatch, SamplingRow
+from dsv4_cluster.sampling.batch import SamplingBatch
 from dsv4_cluster.sampling.logprobs import top_logprobs
 from dsv4_cluster.sampling.sampler import SampledTokens, sample_tokens
 
@@ -55,6 +56,11 @@ class EngineCore:
         self._kv = KVManager(kv.num_pages, engine.max_num_seqs)
         self._scheduler = Scheduler(
             self._kv, max_num_seqs=engine.max_num_seqs, max_num_batched_tokens=engine.max_num_batched_tokens
+        )
+        self._rows = SamplingRows(
+            eos_token_id=loaded.config.eos_token_id,
+            think_end_token_id=loaded.think_end_token_id,
+            device=loaded.device,
         )
         self._sequences: dict[str, Sequence] = {}
         self._num_prompt_tokens = 0
@@ -184,7 +190,12 @@ class EngineCore:
     def _check_new(self, request: GenerationRequest) -> None:
         if request.request_id in self._sequences:
             raise InvalidRequestError(f"request id {request.request_id!r} is already running")
-        check_request(request, vocab_size=self.config.vocab_size, max_model_len=self.max_model_len)
+        check_request(
+            request,
+            vocab_size=self.config.vocab_size,
+            max_model_len=self.max_model_len,
+            can_end_thoughts=self._loaded.think_end_token_id is not None,
+        )
 
     def _take_prompt_logprobs(self, plan: StepPlan, streams: torch.Tensor) -> None:
         rows = prompt_rows(plan, self._sequences)
@@ -204,8 +215,7 @@ class EngineCore:
         sampling = [self._sequences[chunk.request_id] for chunk in plan.scheduled if chunk.samples]
         if not sampling:
             return ()
-        eos = self.config.eos_token_id
-        rows = [SamplingRow(s.request.sampling, len(s.token_ids), banned_token_ids(s, eos)) for s in sampling]
+        rows = [self._rows.row(sequence) for sequence in sampling]
         logits = self._runner.logits(streams, logits_rows)
         sampled = sample_tokens(logits, SamplingBatch.build(rows, logits.device))
         return tuple(self._commit(sequence, sampled, row) for row, sequence in enumerate(sampling))

@@ -16,6 +16,7 @@ from dsv4_cluster.kv.pools import KVPools
 from dsv4_cluster.model.transformer import Transformer
 from dsv4_cluster.model.weight_map import load_weights
 from dsv4_cluster.parallel.state import ParallelState
+from dsv4_cluster.tokenizer.text import THINK_END, special_token_id
 from dsv4_cluster.weights.reader import Checkpoint
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -31,6 +32,7 @@ class LoadedModel:
     pools: KVPools
     device: torch.device
     max_model_len: int  # prompt + answer limit, tokens
+    think_end_token_id: int | None = None  # </think>; None: the checkpoint's tokenizer has no such token
 
 
 def load_model(
@@ -53,7 +55,8 @@ def load_model(
     )
     load_weights(model, checkpoint, parallel)
     pools = KVPools.allocate(layout, kv.num_pages, engine.max_num_seqs, device)
-    return LoadedModel(config, model.eval(), layout, pools, device, limit)
+    think_end = special_token_id(checkpoint_dir, THINK_END)
+    return LoadedModel(config, model.eval(), layout, pools, device, limit, think_end)
 
 
 def compute_dtype(engine: EngineConfig, device: torch.device) -> torch.dtype:

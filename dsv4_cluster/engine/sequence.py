@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from dsv4_cluster.engine.sampling_state import SamplingState
 from dsv4_cluster.protocol.output import TokenLogprobs
 from dsv4_cluster.protocol.request import GenerationRequest
 
@@ -26,6 +27,7 @@ class Sequence:
     num_computed_tokens: int = 0  # tokens whose cache rows are written
     num_cached_tokens: int = 0  # prompt tokens that came from a cache or a handoff instead of being computed
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by prompt position
+    sampling_state: SamplingState | None = None  # made when its first token is sampled, see sampling_rows.py
 
     @property
     def request_id(self) -> str:

@@ -16,6 +16,7 @@ import deepseek_recipe as recipe
 from dsv4_cluster.errors import CheckpointError, InvalidRequestError
 
 TOKENIZER_FILE = "tokenizer.json"
+THINK_END = recipe.SpecialToken.ThinkingEnd.default_str()
 
 
 class TextTokenizer:
@@ -81,6 +82,19 @@ class TextTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes one token stands for; b"" for an id outside the vocabulary."""
         return self._token_bytes[token_id] if 0 <= token_id < len(self._token_bytes) else b""
+
+
+def special_token_id(checkpoint_dir: str | Path, token: str) -> int | None:
+    """Id of a special token of a checkpoint, without building its tokenizer; None when there is no such token or file.
+
+    Raises: CheckpointError when the file cannot be read.
+    """
+    path = Path(checkpoint_dir) / TOKENIZER_FILE
+    if not path.exists():
+        return None
+    return next(
+        (int(entry["id"]) for entry in _read_tokenizer(path)["added_tokens"] if entry["content"] == token), None
+    )
 
 
 def _read_tokenizer(path: Path) -> dict[str, Any]:

@@ -55,7 +55,13 @@ def make_engine(toy_model) -> MakeEngine:
         pools = KVPools.allocate(toy_model.layout, num_pages, max_num_seqs, toy_model.device)
         _poison(pools)
         loaded = LoadedModel(
-            toy_model.config, toy_model.model, toy_model.layout, pools, toy_model.device, num_pages * 256
+            toy_model.config,
+            toy_model.model,
+            toy_model.layout,
+            pools,
+            toy_model.device,
+            num_pages * 256,
+            toy_model.think_end_token_id,
         )
         return EngineCore(loaded, engine, kv)
 

@@ -1,10 +1,12 @@
-"""Sampling in plain torch: noise as a pure function of (seed, position), nucleus mask, Gumbel-max choice.
+"""Sampling in plain torch: noise as a pure function of (seed, position) and the Gumbel-max choice.
 
 A counter-based generator instead of a stateful one: the same (seed, position) draws the same noise on any replica, in
 any batch and after any replay. Source: splitmix64 (Steele, Lea, Flood 2014) for the bit mixing.
 """
 
 import torch
+
+from dsv4_kernels.sampling.truncate import truncate
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -36,31 +38,32 @@ def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) 
     return torch.log(-torch.log1p(-uniform)).neg_()
 
 
-def top_p_mask(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Set everything outside the nucleus to -inf; see op.py for shapes.
-
-    The nucleus is the shortest run of most probable tokens whose mass reaches top_p; ties go to the lower id.
-    """
-    sorted_logits, order = torch.sort(logits, dim=-1, descending=True, stable=True)
-    probs = torch.softmax(sorted_logits, dim=-1)
-    mass_before = torch.cumsum(probs, dim=-1) - probs
-    outside = mass_before >= top_p[:, None]
-    outside[:, 0] = False
-    return logits.masked_fill(torch.zeros_like(outside).scatter_(1, order, outside), float("-inf"))
-
-
 def sample(
-    logits: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor, seeds: torch.Tensor, positions: torch.Tensor
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_p: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    top_k: torch.Tensor | None,
+    min_p: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Choose one token per row; see op.py for shapes."""
+    """Choose one token per row; see op.py for shapes.
+
+    The row's maximum is taken off before the division: a temperature near 0 then gives 0 and -inf, never inf - inf.
+    """
     token_ids = torch.argmax(logits, dim=-1)
     rows = torch.nonzero(temperature > 0).flatten()
     if rows.numel() == 0:
         return token_ids
-    scaled = logits[rows] / temperature[rows, None]
-    nucleus = torch.nonzero(top_p[rows] < 1).flatten()
-    if nucleus.numel():
-        scaled[nucleus] = top_p_mask(scaled[nucleus], top_p[rows][nucleus])
+    scaled = logits[rows]
+    scaled = scaled.sub_(scaled.amax(dim=-1, keepdim=True)).div_(temperature[rows, None])
+    scaled = truncate(
+        scaled,
+        top_p=top_p[rows],
+        top_k=torch.zeros_like(rows) if top_k is None else top_k[rows],
+        min_p=torch.zeros_like(top_p[rows]) if min_p is None else min_p[rows],
+    )
     noise = gumbel_noise(seeds[rows], positions[rows], logits.shape[-1])
-    token_ids[rows] = torch.argmax(scaled + noise, dim=-1)
+    token_ids[rows] = torch.argmax(scaled.add_(noise), dim=-1)
     return token_ids

@@ -7,7 +7,7 @@ from dsv4_cluster.sampling.batch import SamplingBatch, SamplingRow
 from dsv4_cluster.sampling.logprobs import top_logprobs
 from dsv4_cluster.sampling.sampler import sample_tokens
 from dsv4_kernels.sampling.op import gumbel_noise, sample
-from dsv4_kernels.sampling.reference import mix64, top_p_mask
+from dsv4_kernels.sampling.reference import mix64
 
 CPU = torch.device("cpu")
 
@@ -60,18 +60,6 @@ def test_temperature_zero_is_argmax_whatever_the_seed():
     drawn = sample(logits, torch.zeros(8), torch.ones(8), torch.arange(8), torch.arange(8))
 
     assert torch.equal(drawn, logits.argmax(-1))
-
-
-def test_top_p_keeps_the_shortest_run_that_reaches_the_mass():
-    probs = torch.tensor([[0.1, 0.5, 0.3, 0.1]])
-
-    def kept(top_p: float) -> list[int]:
-        return torch.isfinite(top_p_mask(probs.log(), torch.tensor([top_p])))[0].nonzero().flatten().tolist()
-
-    assert kept(0.4) == [1]
-    assert kept(0.6) == [1, 2]
-    assert kept(0.85) == [0, 1, 2]  # equal masses: the lower id is kept
-    assert kept(1e-9) == [1]
 
 
 def test_sampling_is_the_same_alone_and_in_a_batch():
