@@ -1,7 +1,8 @@
 """In-process inference without Ray: `LLM(checkpoint).generate(prompts)`."""
 
+import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from pathlib import Path
@@ -16,6 +17,7 @@ from dsv4_cluster.engine.core import EngineCore
 from dsv4_cluster.errors import InvalidRequestError
 from dsv4_cluster.ids import new_request_id
 from dsv4_cluster.protocol import request as protocol
+from dsv4_cluster.protocol.copies import MAX_COPIES, can_share, copies
 from dsv4_cluster.protocol.output import FinishReason, PromptLogprobs, TokenChunk, TokenLogprobs
 from dsv4_cluster.protocol.request import GenerationRequest, StopParams
 from dsv4_cluster.tokenizer.stop_text import StopTextStream
@@ -24,33 +26,55 @@ from dsv4_cluster.tokenizer.text import TextTokenizer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to generate one answer; all fields are optional and keyword-only.
+    """How to generate the answers to one prompt; all fields are optional and keyword-only.
 
     max_tokens: upper bound of generated tokens. temperature: 0 = greedy. top_p: nucleus mass in (0, 1].
-    seed: same seed, same tokens, anywhere; None draws a fresh one per prompt.
+    top_k: sample among the k most probable tokens, 0 or -1 = all. min_p: least probability, as a share of the most
+    probable token's. seed: same seed, same tokens, anywhere; None draws a fresh one per prompt.
+    n: answers per prompt; answer i draws from a seed mixed from (seed, i), answer 0 from the seed itself.
+    presence_penalty, frequency_penalty: -2..2, on generated tokens. repetition_penalty: > 0, on prompt and generated
+    tokens. logit_bias: token id -> -100..100, added to its logit.
     stop: strings that end the answer and are cut from its text. stop_token_ids: ids that end it.
     ignore_eos: do not stop at the model's EOS. min_tokens: EOS and stop ids are not sampled before.
-    logprobs, prompt_logprobs: n = the token itself and the n most probable ones, None = nothing.
+    thinking_budget: the prompt ends inside the thoughts; after so many generated tokens </think> is forced.
+    logprobs, prompt_logprobs: n = the token itself and the n most probable ones, None = nothing. They are those of
+    the model: before bias, penalties and temperature.
     """
 
     max_tokens: int = 16
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
     seed: int | None = None
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
+    thinking_budget: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
-    def to_protocol(self) -> tuple[protocol.SamplingParams, StopParams]:
-        """Split into the types that cross process boundaries."""
+    def to_requests(self, request_id: str, prompt_token_ids: Sequence[int]) -> tuple[GenerationRequest, ...]:
+        """One engine request per answer. Raises: InvalidRequestError when n is out of range."""
+        if not 1 <= self.n <= MAX_COPIES:
+            raise InvalidRequestError(f"n is {self.n}, expected 1..{MAX_COPIES}")
         sampling = protocol.SamplingParams(
             max_tokens=self.max_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
+            top_k=0 if self.top_k == -1 else self.top_k,
+            min_p=self.min_p,
             seed=secrets.randbits(63) if self.seed is None else self.seed,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=tuple(self.logit_bias.items()),
             logprobs=self.logprobs,
             prompt_logprobs=self.prompt_logprobs,
         )
@@ -60,15 +84,44 @@ class SamplingParams:
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
         )
-        return sampling, stop
+        request = GenerationRequest(
+            request_id=request_id,
+            prompt_token_ids=tuple(prompt_token_ids),
+            sampling=sampling,
+            stop=stop,
+            thinking=self.thinking_budget is not None,
+            thinking_budget=self.thinking_budget,
+        )
+        return copies(request, self.n)
+
+
+@dataclass(slots=True, kw_only=True)
+class CompletionOutput:
+    """One answer.
+
+    index: 0 <= index < n. token_ids: generated ids, a final EOS or stop id included. text: without them and without a
+    matched stop string. logprobs: one dict per generated token, or None.
+    """
+
+    index: int
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    logprobs: list[TokenLogprobs] | None = None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Log-probability of the whole answer under the model, or None without logprobs."""
+        if self.logprobs is None:
+            return None
+        return math.fsum(entry[token_id] for entry, token_id in zip(self.logprobs, self.token_ids, strict=True))
 
 
 @dataclass(slots=True, kw_only=True)
 class RequestOutput:
-    """One answer.
+    """The answers to one prompt: `outputs` has all n of them, the fields beside it are those of the first.
 
-    token_ids: generated ids, a final EOS or stop id included. text: without them and without a matched stop string.
-    logprobs: one dict per generated token, or None. prompt_logprobs: [None, {token_id: float}, ...], or None.
+    prompt_logprobs: [None, {token_id: float}, ...], or None. num_cached_tokens: of the first answer's prompt.
     """
 
     request_id: str
@@ -80,6 +133,7 @@ class RequestOutput:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: PromptLogprobs | None = None
     num_cached_tokens: int = 0
+    outputs: list[CompletionOutput] = field(default_factory=list)
 
 
 class LLM:
@@ -124,35 +178,50 @@ class LLM:
         *,
         prompt_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
     ) -> list[RequestOutput]:
-        """Generate one answer per prompt, all of them batched; results are in the order of the prompts.
+        """Generate n answers per prompt, all of them batched; results are in the order of the prompts.
 
         Give either `prompts` (texts, encoded with BOS in front, as /v1/completions does) or `prompt_token_ids`.
         Raises: InvalidRequestError, PromptTooLongError; then nothing was generated.
         """
         texts, token_ids = self._inputs(prompts, prompt_token_ids)
         params = _per_prompt(sampling_params, len(token_ids))
-        outputs: dict[str, _Collector] = {}
+        groups = [param.to_requests(new_request_id("llm"), ids) for ids, param in zip(token_ids, params, strict=True)]
+        collectors = {
+            request.request_id: _Collector(request, index, self.tokenizer)
+            for group in groups
+            for index, request in enumerate(group)
+        }
         try:
-            for text, ids, param in zip(texts, token_ids, params, strict=True):
-                sampling, stop = param.to_protocol()
-                request = GenerationRequest(
-                    request_id=new_request_id("llm"), prompt_token_ids=tuple(ids), sampling=sampling, stop=stop
-                )
-                self.engine.add(request)
-                outputs[request.request_id] = _Collector(request, text, self.tokenizer)
-            self._run(outputs)
+            later: dict[str, tuple[GenerationRequest, ...]] = {}
+            for first, *others in groups:
+                self.engine.add(first)
+                later[first.request_id] = tuple(others)
+            self._run(collectors, later)
         finally:
-            for request_id in outputs:
+            for request_id in collectors:
                 self.engine.abort(request_id)
-        return [collector.output for collector in outputs.values()]
+        return [
+            _request_output(text, [collectors[request.request_id] for request in group])
+            for text, group in zip(texts, groups, strict=True)
+        ]
 
-    def _run(self, outputs: dict[str, "_Collector"]) -> None:
+    def _run(self, collectors: dict[str, "_Collector"], later: dict[str, tuple[GenerationRequest, ...]]) -> None:
+        """Step to the end. later: copies by the id of the first one; they start once it has computed the prompt they
+        share, or at once when the prompt is too short to be shared.
+        """
+        for request_id in [i for i in later if not can_share(collectors[i].request)]:
+            self._add_all(later.pop(request_id))
         while self.engine.has_work():
             for chunk in self.engine.step().chunks:
                 if chunk.error is not None:
                     raise chunk.error
-                if outputs[chunk.request_id].push(chunk):
+                if collectors[chunk.request_id].push(chunk):
                     self.engine.abort(chunk.request_id)
+                self._add_all(later.pop(chunk.request_id, ()))
+
+    def _add_all(self, requests: Sequence[GenerationRequest]) -> None:
+        for request in requests:
+            self.engine.add(request)
 
     def _inputs(
         self,
@@ -174,32 +243,46 @@ class LLM:
 
 
 class _Collector:
-    """Turns the chunks of one request into its RequestOutput."""
+    """Turns the chunks of one request into its answer."""
 
-    def __init__(self, request: GenerationRequest, prompt: str | None, tokenizer: TextTokenizer) -> None:
+    def __init__(self, request: GenerationRequest, index: int, tokenizer: TextTokenizer) -> None:
         self._text = StopTextStream(tokenizer, request.stop.strings)
-        self.output = RequestOutput(
-            request_id=request.request_id,
-            prompt=prompt,
-            prompt_token_ids=list(request.prompt_token_ids),
-            logprobs=None if request.sampling.logprobs is None else [],
-        )
+        self.request = request
+        self.answer = CompletionOutput(index=index, logprobs=None if request.sampling.logprobs is None else [])
+        self.prompt_logprobs: PromptLogprobs | None = None
+        self.num_cached_tokens = 0
 
     def push(self, chunk: TokenChunk) -> bool:
         """Take a chunk. Returns: True when a stop string ended the answer and the engine has to be told."""
-        output = self.output
+        answer = self.answer
         for token_id in chunk.token_ids:
-            output.token_ids.append(token_id)
+            answer.token_ids.append(token_id)
             if token_id != chunk.stop_token_id:
-                output.text += self._text.push(token_id)
-        output.num_cached_tokens = chunk.num_cached_tokens
-        output.prompt_logprobs = output.prompt_logprobs or chunk.prompt_logprobs
-        if output.logprobs is not None and chunk.logprobs is not None:
-            output.logprobs += chunk.logprobs
+                answer.text += self._text.push(token_id)
+        self.num_cached_tokens = chunk.num_cached_tokens
+        self.prompt_logprobs = self.prompt_logprobs or chunk.prompt_logprobs
+        if answer.logprobs is not None and chunk.logprobs is not None:
+            answer.logprobs += chunk.logprobs
         if chunk.finish_reason is not None:
-            output.text += self._text.finish()
-        output.finish_reason = FinishReason.STOP if self._text.is_stopped else chunk.finish_reason
+            answer.text += self._text.finish()
+        answer.finish_reason = FinishReason.STOP if self._text.is_stopped else chunk.finish_reason
         return self._text.is_stopped and chunk.finish_reason is None
+
+
+def _request_output(prompt: str | None, collectors: Sequence[_Collector]) -> RequestOutput:
+    first = collectors[0]
+    return RequestOutput(
+        request_id=first.request.request_id,
+        prompt=prompt,
+        prompt_token_ids=list(first.request.prompt_token_ids),
+        token_ids=first.answer.token_ids,
+        text=first.answer.text,
+        finish_reason=first.answer.finish_reason,
+        logprobs=first.answer.logprobs,
+        prompt_logprobs=first.prompt_logprobs,
+        num_cached_tokens=first.num_cached_tokens,
+        outputs=[collector.answer for collector in collectors],
+    )
 
 
 def _per_prompt(
