@@ -20,3 +20,20 @@ class KVConfig(Settings):
     speculation_headroom: int = Field(
         8, ge=0, le=64, description="extra ring rows so that rejected drafts never overwrite a live row"
     )
+    prefix_cache: bool = Field(True, description="resume prompts from what earlier requests computed; exact")
+    num_snapshots: int | None = Field(
+        None, ge=0, description="resumable boundaries kept; default: one per sequence and one per 8 pages"
+    )
+    snapshot_prompt_end: bool = Field(True, description="keep the last boundary of every prompt")
+    snapshot_answer_end: bool = Field(True, description="keep the last boundary of every answer, for the next turn")
+    snapshot_branches: bool = Field(True, description="keep boundaries where prompts were seen to part")
+    snapshot_every_pages: int = Field(16, ge=0, description="keep a boundary every so many pages; 0 = do not")
+    cache_thinking: bool = Field(
+        True, description="keep answers that began with thoughts; of no use where the next turn drops the thoughts"
+    )
+
+    def snapshots_for(self, max_num_seqs: int) -> int:
+        """Rows of the snapshot pool of an engine of `max_num_seqs` sequences."""
+        if not self.prefix_cache:
+            return 0
+        return max_num_seqs + self.num_pages // 8 if self.num_snapshots is None else self.num_snapshots

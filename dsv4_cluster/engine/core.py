@@ -20,13 +20,15 @@ from dsv4_cluster.engine.batch_builder import build_batch, prompt_rows
 from dsv4_cluster.engine.loader import LoadedModel, load_model
 from dsv4_cluster.engine.model_runner import ModelRunner
 from dsv4_cluster.engine.sampling_rows import SamplingRows
+from dsv4_cluster.engine.residency import Residency
 from dsv4_cluster.engine.scheduler import Scheduler
 from dsv4_cluster.engine.sequence import Sequence, SequenceStatus
 from dsv4_cluster.engine.step import StepOutput, StepPlan
 from dsv4_cluster.engine.stop import finish_reason
 from dsv4_cluster.errors import InvalidRequestError, NonFiniteLogitsError
 from dsv4_cluster.kv.manager import KVManager
-from dsv4_cluster.kv.snapshot import LiveSegment, SegmentShape, export_live, import_live, live_segment_shapes
+from dsv4_cluster.kv.snapshot import LiveSegment, SegmentShape, export_live, live_segment_shapes
+from dsv4_cluster.kv.snapshot_pool import SnapshotPool
 from dsv4_cluster.parallel.state import ParallelState
 from dsv4_cluster.protocol.output import FinishReason, PromptLogprobs, TokenChunk
 from dsv4_cluster.protocol.request import GenerationRequest
@@ -54,8 +56,15 @@ class EngineCore:
         self._loaded = loaded
         self._runner = ModelRunner(loaded.model, vocab_size=loaded.config.vocab_size)
         self._kv = KVManager(kv.num_pages, engine.max_num_seqs)
+        snapshots = SnapshotPool(
+            loaded.pools,
+            kv.snapshots_for(engine.max_num_seqs),
+            hidden_shape=(loaded.config.hc_mult, loaded.config.hidden_size),
+            dtype=loaded.layout.layers[0].window.dtype,
+        )
+        self._residency = Residency(self._kv, loaded.pools, snapshots, kv)
         self._scheduler = Scheduler(
-            self._kv, max_num_seqs=engine.max_num_seqs, max_num_batched_tokens=engine.max_num_batched_tokens
+            self._residency, max_num_seqs=engine.max_num_seqs, max_num_batched_tokens=engine.max_num_batched_tokens
         )
         self._rows = SamplingRows(
             eos_token_id=loaded.config.eos_token_id,
@@ -136,26 +145,9 @@ class EngineCore:
         Raises: InvalidRequestError, KVTransferError when the segments do not fit the prompt's length.
         """
         self._check_new(request)
-        num_tokens = len(request.prompt_token_ids)
-        if not self._kv.allocate(request.request_id, num_tokens + 1):
+        sequence = Sequence(request, [*request.prompt_token_ids, first_token_id])
+        if not self._residency.adopt(sequence, segments):
             return False
-        try:
-            import_live(
-                self._loaded.pools,
-                self._kv.page_ids(request.request_id),
-                self._kv.slot(request.request_id),
-                num_tokens,
-                segments,
-            )
-        except Exception:
-            self._kv.free(request.request_id)
-            raise
-        sequence = Sequence(
-            request,
-            [*request.prompt_token_ids, first_token_id],
-            num_computed_tokens=num_tokens,
-            num_cached_tokens=num_tokens,
-        )
         self._sequences[request.request_id] = sequence
         self._scheduler.start(sequence)
         return True
@@ -172,8 +164,12 @@ class EngineCore:
             num_waiting=len(waiting),
             num_waiting_tokens=sum(len(sequence.token_ids) for sequence in waiting),
             num_held=len(self._scheduler.held),
-            free_pages=self._kv.free_pages,
+            free_pages=self._residency.available_pages,
             num_pages=self._kv.num_pages,
+            num_cached_pages=self._residency.num_cached_pages,
+            num_snapshots=self._residency.num_entries,
+            total_hit_tokens=self._residency.num_hit_tokens,
+            num_evictions=self._residency.num_evicted_entries,
             num_preemptions=self._scheduler.num_preemptions,
             total_prompt_tokens=self._num_prompt_tokens,
             total_generated_tokens=self._num_generated_tokens,
@@ -183,7 +179,7 @@ class EngineCore:
 
     def check(self) -> None:
         """Assert that pages and slots are accounted for and that exactly the started sequences own some."""
-        self._kv.check()
+        self._residency.check()
         owners = {s.request_id for s in self._sequences.values() if s.status is not SequenceStatus.WAITING}
         assert self._kv.seq_ids() == owners, (self._kv.seq_ids(), owners)
 
@@ -210,8 +206,7 @@ class EngineCore:
 
     def _sample(self, plan: StepPlan, streams: torch.Tensor, logits_rows: torch.Tensor) -> tuple[TokenChunk, ...]:
         """Advance every scheduled sequence; those at their end get one more token."""
-        for chunk in plan.scheduled:
-            self._sequences[chunk.request_id].num_computed_tokens = chunk.end
+        self._advance(plan, streams)
         sampling = [self._sequences[chunk.request_id] for chunk in plan.scheduled if chunk.samples]
         if not sampling:
             return ()
@@ -219,6 +214,15 @@ class EngineCore:
         logits = self._runner.logits(streams, logits_rows)
         sampled = sample_tokens(logits, SamplingBatch.build(rows, logits.device))
         return tuple(self._commit(sequence, sampled, row) for row, sequence in enumerate(sampling))
+
+    def _advance(self, plan: StepPlan, streams: torch.Tensor) -> None:
+        """Count the step's tokens as computed and let the prefix cache keep the boundaries they reached."""
+        first_row = 0
+        for chunk in plan.scheduled:
+            sequence = self._sequences[chunk.request_id]
+            sequence.num_computed_tokens = chunk.end
+            self._residency.commit(sequence, chunk.start, streams[first_row : first_row + chunk.num_tokens])
+            first_row += chunk.num_tokens
 
     def _commit(self, sequence: Sequence, sampled: SampledTokens, row: int) -> TokenChunk:
         """Append the token, decide whether the sequence ends, goes on or is held."""
@@ -247,6 +251,7 @@ class EngineCore:
 
     def _fail(self, sequence: Sequence) -> TokenChunk:
         position = len(sequence.token_ids)
+        self._residency.discard(sequence)
         self.abort(sequence.request_id)
         error = NonFiniteLogitsError(f"{sequence.request_id}: logits for position {position} are not finite")
         return TokenChunk(request_id=sequence.request_id, finish_reason=FinishReason.ERROR, error=error)

@@ -7,16 +7,16 @@ that could not fit alone, the engine never deadlocks.
 
 from collections import deque
 
+from dsv4_cluster.engine.residency import Residency
 from dsv4_cluster.engine.sequence import Sequence, SequenceStatus
 from dsv4_cluster.engine.step import ScheduledChunk, StepPlan
-from dsv4_cluster.kv.manager import KVManager
 
 
 class Scheduler:
-    """Owns the queues; `KVManager` owns pages and slots."""
+    """Owns the queues; `Residency` owns pages and slots."""
 
-    def __init__(self, kv_manager: KVManager, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        self._kv = kv_manager
+    def __init__(self, residency: Residency, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self._residency = residency
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._step_id = 0
@@ -27,6 +27,7 @@ class Scheduler:
 
     def enqueue(self, sequence: Sequence) -> None:
         """Add a new sequence at the end of the queue."""
+        self._residency.observe(sequence)
         self.waiting.append(sequence)
 
     def start(self, sequence: Sequence) -> None:
@@ -49,7 +50,7 @@ class Scheduler:
             del self.held[sequence.request_id]
         else:
             self.running.remove(sequence)
-        self._kv.free(sequence.request_id)
+        self._residency.free(sequence)
 
     def has_work(self) -> bool:
         """True when a step could make progress, now or once pages are free."""
@@ -61,7 +62,7 @@ class Scheduler:
         scheduled: list[ScheduledChunk] = []
         preempted: list[str] = []
         for sequence in self._by_urgency():
-            num_tokens = min(sequence.num_uncomputed_tokens, budget)
+            num_tokens = self._num_tokens(sequence, budget)
             if num_tokens == 0 or sequence.status is not SequenceStatus.RUNNING:
                 continue  # out of budget, or preempted a moment ago
             if not self._reserve(sequence, num_tokens, scheduled, preempted):
@@ -82,7 +83,7 @@ class Scheduler:
     ) -> bool:
         """Get pages for the chunk, preempting younger sequences that are not in this step yet, at last itself."""
         in_step = {chunk.request_id for chunk in scheduled}
-        while not self._kv.extend(sequence.request_id, sequence.num_computed_tokens + num_tokens):
+        while not self._residency.extend(sequence, sequence.num_computed_tokens + num_tokens):
             victim = next(s for s in reversed(self.running) if s.request_id not in in_step)
             self._preempt(victim)
             preempted.append(victim.request_id)
@@ -93,23 +94,35 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         """Free the pages and queue the sequence before all others; its tokens are computed again."""
         self.running.remove(sequence)
-        self._kv.free(sequence.request_id)
-        sequence.num_computed_tokens = 0
+        self._residency.free(sequence)
         sequence.status = SequenceStatus.WAITING
         self.waiting.appendleft(sequence)
         self.num_preemptions += 1
 
     def _admit(self, budget: int, scheduled: list[ScheduledChunk]) -> None:
-        """Start waiting sequences while budget, slots and pages for their whole text so far last."""
-        while self.waiting and budget > 0 and len(self.running) < self._max_num_seqs:
-            sequence = self.waiting[0]
-            if not self._kv.allocate(sequence.request_id, len(sequence.token_ids)):
+        """Start waiting sequences while budget, slots and pages for their whole text so far last.
+
+        One whose prefix a running prompt is computing right now is passed over: it resumes from there a little later.
+        """
+        for sequence in list(self.waiting):
+            if budget == 0 or len(self.running) >= self._max_num_seqs:
                 return
-            self.waiting.popleft()
+            if self._residency.is_coming(sequence, self.running):
+                continue
+            if not self._residency.admit(sequence):
+                return
+            self.waiting.remove(sequence)
             self.start(sequence)
-            num_tokens = min(sequence.num_uncomputed_tokens, budget)
+            num_tokens = self._num_tokens(sequence, budget)
             scheduled.append(_chunk(sequence, num_tokens))
             budget -= num_tokens
+
+    def _num_tokens(self, sequence: Sequence, budget: int) -> int:
+        """Tokens of its next chunk: what is left, within the budget, cut where the prefix cache keeps a boundary."""
+        num_tokens = min(sequence.num_uncomputed_tokens, budget)
+        if num_tokens <= 1:
+            return num_tokens
+        return self._residency.cut(sequence, sequence.num_computed_tokens + num_tokens) - sequence.num_computed_tokens
 
 
 def _chunk(sequence: Sequence, num_tokens: int) -> ScheduledChunk:

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dsv4_cluster.engine.sampling_state import SamplingState
+import torch
+
 from dsv4_cluster.protocol.output import TokenLogprobs
 from dsv4_cluster.protocol.request import GenerationRequest
 
@@ -17,6 +19,18 @@ class SequenceStatus(StrEnum):
 
 
 @dataclass(slots=True)
+class PrefixChain:
+    """What the prefix cache knows of a sequence; `engine/residency.py` alone reads and writes it."""
+
+    root: bytes = b""
+    keys: list[bytes] = field(default_factory=list)  # one per complete block of 128 tokens hashed so far
+    published: list[bytes] = field(default_factory=list)  # boundaries that this sequence added to the index
+    rolling_key: bytes | None = None  # boundary that the next one of this answer replaces
+    prefill_end: int = 0  # tokens known when the sequence was last admitted; later ones are decoded
+    was_admitted: bool = False
+
+
+@dataclass(slots=True)
 class Sequence:
     """Mutable and private to the engine. Invariant: num_computed_tokens < len(token_ids) while RUNNING."""
 
@@ -26,6 +40,8 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed_tokens: int = 0  # tokens whose cache rows are written
     num_cached_tokens: int = 0  # prompt tokens that came from a cache or a handoff instead of being computed
+    last_hidden: torch.Tensor | None = None  # [hc_mult, D] streams of the last computed position, after a resume
+    chain: PrefixChain = field(default_factory=PrefixChain)
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by prompt position
     sampling_state: SamplingState | None = None  # made when its first token is sampled, see sampling_rows.py
 

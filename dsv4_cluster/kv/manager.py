@@ -118,6 +118,10 @@ class KVManager:
         """Sequences and leases that own a page."""
         return self._num_owners[page_id]
 
+    def is_in_use(self, page_id: int) -> bool:
+        """True when a sequence owns the page."""
+        return self._num_sequences[page_id] > 0
+
     def seq_ids(self) -> set[str]:
         """Sequences that own pages."""
         return set(self._owned)

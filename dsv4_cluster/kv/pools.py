@@ -30,6 +30,13 @@ class KVPools:
         """Memory of all pools, padding included."""
         return self.num_pages * self.layout.page_bytes + self.num_slots * self.layout.seq_slot_bytes
 
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy the entries of one page to another, in every layer."""
+        for cache in self.layer_caches:
+            for rows in (cache.compressed, cache.indexer):
+                if rows is not None:
+                    rows.pages[target].copy_(rows.pages[source])
+
 
 def pool_rows(cache: LayerCache, pool: str) -> tuple[PagedRows, ...]:
     """The rows of one layer that travel under one pool name, in the order of `LayerLayout.formats`."""

@@ -10,7 +10,7 @@ A prefix is named by the hash of its last block of 128 tokens chained over all b
 
 import hashlib
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -66,6 +66,7 @@ class PrefixIndex:
     def __init__(self, num_snapshots: int) -> None:
         self._snapshots = IdAllocator(num_snapshots)
         self._entries: OrderedDict[bytes, PrefixEntry] = OrderedDict()
+        self._last_pages: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -101,13 +102,19 @@ class PrefixIndex:
             return None
         entry = PrefixEntry(key, num_tokens, tuple(page_ids), taken[0])
         self._entries[key] = entry
+        self._last_pages[entry.page_ids[-1]] += 1
         return entry
 
     def remove(self, key: bytes) -> PrefixEntry:
         """Forget an entry; its snapshot row is free again, its pages are the caller's to release."""
         entry = self._entries.pop(key)
+        self._last_pages[entry.page_ids[-1]] -= 1
         self._snapshots.give_back([entry.snapshot_id])
         return entry
+
+    def num_ending_at(self, page_id: int) -> int:
+        """Entries whose last page it is: two when a boundary in its middle and one at its end are kept."""
+        return self._last_pages[page_id]
 
     def least_recent(self) -> Iterator[PrefixEntry]:
         """All entries, least recently used first."""
@@ -121,6 +128,8 @@ class PrefixIndex:
         )
         for key, entry in self._entries.items():
             assert key == entry.key, (key, entry)
+        last_pages = Counter(entry.page_ids[-1] for entry in self._entries.values())
+        assert last_pages == +self._last_pages, (last_pages, self._last_pages)
 
 
 class SeenBlocks:
@@ -146,6 +155,10 @@ class SeenBlocks:
         while len(self._blocks) > self._max_blocks:
             self._blocks.popitem(last=False)
         return shared
+
+    def mark(self, key: bytes) -> None:
+        """Declare a block one behind which chains part."""
+        self._blocks[key] = True
 
     def is_branch(self, key: bytes) -> bool:
         """True when chains were seen to part behind this block."""

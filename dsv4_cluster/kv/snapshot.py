@@ -27,7 +27,7 @@ from dsv4_cluster.kv.pools import KVPools, pool_rows
 from dsv4_cluster.protocol.handoff import POOLS
 from dsv4_kernels.kv.rows import PagedRows
 
-_RING_POOLS = ("window", "state")
+RING_POOLS = ("window", "state")
 
 
 class SegmentShape(NamedTuple):
@@ -140,7 +140,7 @@ def _parts(
         live = live_positions(shape.pool, layout.layers[layer_id], num_tokens, layout.sliding_window)
         for rows in pool_rows(pools.layer_caches[layer_id], shape.pool):
             device = rows.pages.device
-            if shape.pool in _RING_POOLS:
+            if shape.pool in RING_POOLS:
                 slots = ring_slots(slot, live.start, live.stop, rows.rows_per_page, device)
             else:
                 slots = paged_slots(page_ids, live.start, live.stop, rows.rows_per_page, device)

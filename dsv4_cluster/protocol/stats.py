@@ -11,10 +11,14 @@ class EngineStats:
     num_waiting: int
     num_waiting_tokens: int
     num_held: int  # prefilled, waiting for export
-    free_pages: int
+    free_pages: int  # that no sequence owns; the prefix cache gives up its own when they are needed
     num_pages: int
     num_preemptions: int
     total_prompt_tokens: int
     total_generated_tokens: int
     num_steps: int
     last_step_ms: float
+    num_cached_pages: int = 0  # that only the prefix cache owns
+    num_snapshots: int = 0  # resumable boundaries
+    num_evictions: int = 0  # boundaries given up for room
+    total_hit_tokens: int = 0  # prompt tokens that were resumed instead of computed

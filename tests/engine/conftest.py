@@ -122,6 +122,18 @@ def run() -> Callable[..., dict[str, Answer]]:
 
 
 @pytest.fixture
+def step_until_chunk() -> Callable[[EngineCore], TokenChunk]:
+    """step_until_chunk(engine): the first chunk of the next step that has one."""
+
+    def step(engine: EngineCore) -> TokenChunk:
+        while not (chunks := engine.step().chunks):
+            engine.check()
+        return chunks[0]
+
+    return step
+
+
+@pytest.fixture
 def assert_same() -> Callable[[Answer, Answer], None]:
     """Equal tokens, log-probabilities within 1e-4 (the fp32 bound of the identities)."""
 

@@ -72,13 +72,15 @@ def test_seeded_sampling_is_the_same_alone_and_in_a_batch(make_engine, make_requ
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 127, 128, 129, 255, 256, 259])
-def test_export_and_import_equal_local(length, make_engine, make_request, run, assert_same, whole_answers):
+def test_export_and_import_equal_local(
+    length, make_engine, make_request, run, step_until_chunk, assert_same, whole_answers
+):
     prefill, decode = make_engine(num_pages=4), make_engine(num_pages=9, max_num_seqs=3)
     decode.add(make_request("neighbour", 40, max_tokens=30))
     decode.step()
     request = make_request("x", length)
     prefill.add(request, hold_after_prefill=True)
-    first = prefill.step().chunks[0]
+    first = step_until_chunk(prefill)
 
     export = prefill.export_sequence("x")
     assert prefill.abort("x")
@@ -93,13 +95,15 @@ def test_export_and_import_equal_local(length, make_engine, make_request, run, a
     assert answer.chunks[0].num_cached_tokens == length
 
 
-def test_an_imported_sequence_that_is_preempted_ends_as_if_undisturbed(make_engine, make_request, run):
+def test_an_imported_sequence_that_is_preempted_ends_as_if_undisturbed(
+    make_engine, make_request, run, step_until_chunk
+):
     prefill, decode = make_engine(), make_engine(num_pages=3, max_num_seqs=3)
     decode.add(make_request("old", 250, max_tokens=300))
     decode.step()
     request = make_request("x", 250, max_tokens=20)
     prefill.add(request, hold_after_prefill=True)
-    first = prefill.step().chunks[0]
+    first = step_until_chunk(prefill)
 
     assert decode.import_sequence(request, first.token_ids[0], prefill.export_sequence("x").segments)
     answer = run(decode)["x"]

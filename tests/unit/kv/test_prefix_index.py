@@ -95,7 +95,7 @@ def test_snapshots_add_up_and_the_least_recent_comes_first(num_snapshots, calls)
         key = keys[block]
         if name == "insert" and key not in index:
             is_full = len(order) == num_snapshots
-            entry = index.insert(key, (block + 1) * BLOCK_TOKENS, [])
+            entry = index.insert(key, (block + 1) * BLOCK_TOKENS, [block])
             assert (entry is None) == is_full
             order += [] if is_full else [key]
         elif key in index:
