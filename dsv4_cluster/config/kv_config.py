@@ -22,7 +22,7 @@ class KVConfig(Settings):
     )
     prefix_cache: bool = Field(True, description="resume prompts from what earlier requests computed; exact")
     num_snapshots: int | None = Field(
-        None, ge=0, description="resumable boundaries kept; default: one per sequence and one per 8 pages"
+        None, ge=0, description="resumable boundaries kept; default: two per sequence and one per 8 pages"
     )
     snapshot_prompt_end: bool = Field(True, description="keep the last boundary of every prompt")
     snapshot_answer_end: bool = Field(True, description="keep the last boundary of every answer, for the next turn")
@@ -36,4 +36,4 @@ class KVConfig(Settings):
         """Rows of the snapshot pool of an engine of `max_num_seqs` sequences."""
         if not self.prefix_cache:
             return 0
-        return max_num_seqs + self.num_pages // 8 if self.num_snapshots is None else self.num_snapshots
+        return 2 * max_num_seqs + self.num_pages // 8 if self.num_snapshots is None else self.num_snapshots

@@ -19,8 +19,8 @@ from dsv4_cluster.engine.admission import check_request
 from dsv4_cluster.engine.batch_builder import build_batch, prompt_rows
 from dsv4_cluster.engine.loader import LoadedModel, load_model
 from dsv4_cluster.engine.model_runner import ModelRunner
-from dsv4_cluster.engine.sampling_rows import SamplingRows
 from dsv4_cluster.engine.residency import Residency
+from dsv4_cluster.engine.sampling_rows import SamplingRows
 from dsv4_cluster.engine.scheduler import Scheduler
 from dsv4_cluster.engine.sequence import Sequence, SequenceStatus
 from dsv4_cluster.engine.step import StepOutput, StepPlan

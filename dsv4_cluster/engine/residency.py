@@ -242,22 +242,21 @@ class Residency:
 
     def _publish(self, sequence: Sequence, boundary: int, last_hidden: torch.Tensor | None) -> None:
         chain, key = sequence.chain, sequence.chain.keys[boundary // BLOCK_TOKENS - 1]
+        if boundary >= chain.prefill_end:
+            replaced, chain.rolling_key = chain.rolling_key, None if self._is_kept(sequence, boundary) else key
+            if replaced is not None and replaced in self._index:
+                self._drop(replaced)
         if key in self._index:
             self._index.touch(key)
-        else:
-            if self._index.free_snapshots == 0:
-                self._evict(next(self._index.least_recent()))
-            page_ids = self._kv.page_ids(sequence.request_id)[: num_pages_for(boundary)]
-            entry = self._index.insert(key, boundary, page_ids)
-            assert entry is not None, self._index.num_snapshots
-            self._kv.lease(key, page_ids)
-            self._snapshots.save(entry.snapshot_id, self._kv.slot(sequence.request_id), boundary, last_hidden)
-            chain.published.append(key)
-        if boundary < chain.prefill_end:
             return
-        replaced, chain.rolling_key = chain.rolling_key, None if self._is_kept(sequence, boundary) else key
-        if replaced is not None and replaced in self._index:
-            self._drop(replaced)
+        if self._index.free_snapshots == 0:
+            self._evict(next(self._index.least_recent()))
+        page_ids = self._kv.page_ids(sequence.request_id)[: num_pages_for(boundary)]
+        entry = self._index.insert(key, boundary, page_ids)
+        assert entry is not None, self._index.num_snapshots
+        self._kv.lease(key, page_ids)
+        self._snapshots.save(entry.snapshot_id, self._kv.slot(sequence.request_id), boundary, last_hidden)
+        chain.published.append(key)
 
     def _is_kept(self, sequence: Sequence, boundary: int) -> bool:
         """True when policy wants a snapshot there whatever comes later."""

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from dsv4_cluster.engine.sampling_state import SamplingState
 import torch
 
+from dsv4_cluster.engine.sampling_state import SamplingState
 from dsv4_cluster.protocol.output import TokenLogprobs
 from dsv4_cluster.protocol.request import GenerationRequest
 

@@ -47,10 +47,12 @@ def toy_model(toy_dir) -> LoadedModel:
 
 @pytest.fixture
 def make_engine(toy_model) -> MakeEngine:
-    """make_engine(num_pages=, max_num_seqs=, max_num_batched_tokens=): a fresh engine whose pools hold NaN."""
+    """make_engine(num_pages=, max_num_seqs=, max_num_batched_tokens=, **kv): a fresh engine whose pools hold NaN."""
 
-    def make(*, num_pages: int = 24, max_num_seqs: int = 8, max_num_batched_tokens: int = 2048) -> EngineCore:
-        kv = KVConfig(num_pages=num_pages)
+    def make(
+        *, num_pages: int = 24, max_num_seqs: int = 8, max_num_batched_tokens: int = 2048, **kv_fields
+    ) -> EngineCore:
+        kv = KVConfig(num_pages=num_pages, **kv_fields)
         engine = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
         pools = KVPools.allocate(toy_model.layout, num_pages, max_num_seqs, toy_model.device)
         _poison(pools)
@@ -79,7 +81,7 @@ def _poison(pools: KVPools) -> None:
 
 @pytest.fixture
 def make_request() -> Callable[..., GenerationRequest]:
-    """make_request(name, prompt ids or length, **sampling and stop fields)."""
+    """make_request(name, prompt ids or length, fields={request fields}, **sampling and stop fields)."""
 
     def make(
         name: str,
@@ -88,6 +90,7 @@ def make_request() -> Callable[..., GenerationRequest]:
         token_ids: tuple[int, ...] = (),
         ignore_eos: bool = True,
         min_tokens: int = 0,
+        fields: dict | None = None,
         **sampling,
     ) -> GenerationRequest:
         if isinstance(prompt, int):
@@ -99,6 +102,7 @@ def make_request() -> Callable[..., GenerationRequest]:
             prompt_token_ids=tuple(prompt),
             sampling=SamplingParams(**sampling),
             stop=StopParams(token_ids=token_ids, ignore_eos=ignore_eos, min_tokens=min_tokens),
+            **(fields or {}),
         )
 
     return make
