@@ -110,13 +110,13 @@ def test_a_seeded_answer_is_the_same_alone_in_a_batch_chunked_preempted_and_on_a
     assert_same(crowded, alone)
 
 
-def test_a_handed_over_sequence_goes_on_with_the_same_penalties(make_engine, make_request, run):
+def test_a_handed_over_sequence_goes_on_with_the_same_penalties(make_engine, make_request, run, step_until_chunk):
     request = make_request("it", PROMPT * 5, **EVERYTHING)
     whole = run(make_engine(), request)["it"].token_ids
     prefill, decode = make_engine(), make_engine()
 
     prefill.add(request, hold_after_prefill=True)
-    first = prefill.step().chunks[0].token_ids[0]
+    first = step_until_chunk(prefill).token_ids[0]
     assert decode.import_sequence(request, first, prefill.export_sequence("it").segments)
     tokens = [first]
     while decode.has_work():
