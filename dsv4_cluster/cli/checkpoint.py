@@ -35,16 +35,26 @@ def make_checkpoint(
 def inspect(
     checkpoint: Annotated[Path | None, typer.Argument(metavar="[CHECKPOINT]", help="Checkpoint directory.")] = None,
     shape: Annotated[str | None, typer.Option(help="A shape instead of a directory: flash, pro, ...")] = None,
+    tp: Annotated[int, typer.Option(min=1, help="Tensor-parallel ranks of the split to show.")] = 1,
+    ep: Annotated[int, typer.Option(min=1, help="Ranks that the routed experts are spread over.")] = 1,
+    dp: Annotated[int, typer.Option(min=1, help="Data-parallel attention replicas.")] = 1,
 ) -> None:
-    """Show what a checkpoint consists of: tensors, dtypes, bytes, parameters, bytes per rank of usual splits.
+    """Show what a checkpoint consists of: tensors, dtypes, bytes, parameters, bytes per rank of a split.
 
-    Examples: dsv4 inspect checkpoints/tiny; dsv4 inspect --shape flash
+    Without --tp, --ep and --dp the usual splits are listed.
+
+    Examples: dsv4 inspect checkpoints/tiny; dsv4 inspect --shape flash --tp 8 --ep 8
     """
     from rich.console import Console
 
-    from dsv4_cluster.tools.inspect import inspect_checkpoint, inspect_shape, render
+    from dsv4_cluster.tools.inspect import DEFAULT_SPLITS, ParallelSplit, inspect_checkpoint, inspect_shape, render
 
     if (checkpoint is None) == (shape is None):
         raise ConfigError("give either a checkpoint directory or --shape")
-    report = inspect_shape(shape) if shape is not None else inspect_checkpoint(checkpoint or Path())
+    asked = ParallelSplit(tp, ep, dp)
+    splits = DEFAULT_SPLITS if asked.num_ranks == asked.ep == 1 else (asked,)
+    if shape is not None:
+        report = inspect_shape(shape, splits=splits)
+    else:
+        report = inspect_checkpoint(checkpoint or Path(), splits=splits)
     render(report, Console())
