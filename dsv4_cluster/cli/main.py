@@ -2,6 +2,7 @@
 
 import typer
 
+from dsv4_cluster.cli.bench import app as bench_app
 from dsv4_cluster.cli.checkpoint import inspect, make_checkpoint
 from dsv4_cluster.cli.generate import generate
 from dsv4_cluster.cli.serve import check, serve
@@ -28,3 +29,4 @@ app.command("make-checkpoint")(make_checkpoint)
 app.command("inspect")(inspect)
 app.command("check")(check)
 app.command("serve")(serve)
+app.add_typer(bench_app, name="bench")

@@ -9,7 +9,7 @@ from dsv4_cluster.protocol.request import GenerationRequest
 from tests.kit.codec import NAMES, chunks_of, tokens_of
 
 HANG = "hang"  # a step that never comes
-Step = TokenChunk | Exception | str
+Step = TokenChunk | Exception | str | float  # a float: that many seconds pass
 Script = Callable[[GenerationRequest], Sequence[Step]]
 WAIT_S = 5.0
 
@@ -43,6 +43,8 @@ class ScriptedService:
             for step in self.script(request):
                 if isinstance(step, str):
                     await asyncio.Event().wait()
+                elif isinstance(step, float):
+                    await asyncio.sleep(step)
                 elif isinstance(step, Exception):
                     is_ended = True
                     raise step

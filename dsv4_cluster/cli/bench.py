@@ -1,0 +1,10 @@
+"""`dsv4 bench`: the group of measuring commands."""
+
+import typer
+
+from dsv4_cluster.cli.bench_engine import engine
+from dsv4_cluster.cli.bench_serve import serve
+
+app = typer.Typer(no_args_is_help=True, help="Measure the engine in this process, or an endpoint under load.")
+app.command("engine")(engine)
+app.command("serve")(serve)
