@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 ABORT_TIMEOUT_S = 5.0
 UNSUBSCRIBE_TIMEOUT_S = 2.0
+ABANDON_TIMEOUT_S = 60.0  # an aborted call ends much earlier; a lease expires after about this time
 
 
 class ServePrefillClient:
@@ -40,14 +41,12 @@ class ServePrefillClient:
         await self._decode_replicas.pick()
         replica_id = (await self._replicas.pick(self._decode_replicas.layout_ids())).replica_id
         with self._replicas.in_flight(replica_id):
-            call = self._handle.prefill.remote(request, epoch=epoch, replica_id=replica_id)
+            call = self._tasks.start(self._prefill(request, epoch, replica_id))
             try:
-                return await call
+                return await asyncio.shield(call)
             except asyncio.CancelledError:
-                call.cancel()  # the replica aborts the request
+                self._tasks.start(self._abandon(request.request_id, replica_id, call))
                 raise
-            except Exception as err:
-                raise _noted(call_error(err), self._replicas, replica_id) from err
 
     async def release(self, ticket: KVTicket) -> None:
         """See PrefillClient. Every replica is told: only the publisher knows the ticket."""
@@ -55,6 +54,23 @@ class ServePrefillClient:
             await asyncio.shield(self._tasks.start(release_everywhere(self._handle, ticket)))
         except Exception as err:
             raise call_error(err) from err
+
+    async def _prefill(self, request: GenerationRequest, epoch: int, replica_id: str) -> PrefillResult:
+        try:
+            return await self._handle.prefill.remote(request, epoch=epoch, replica_id=replica_id)
+        except Exception as err:
+            raise _noted(call_error(err), self._replicas, replica_id) from err
+
+    async def _abandon(self, request_id: str, replica_id: str, call: "asyncio.Task[PrefillResult]") -> None:
+        """Stop a prefill nobody waits for. It may be through already: then its lease has to go."""
+        await _abort_quietly(self._handle, request_id, replica_id)
+        try:
+            async with asyncio.timeout(ABANDON_TIMEOUT_S):
+                result = await call
+            if result.ticket is not None:
+                await self.release(result.ticket)
+        except (TimeoutError, Dsv4Error) as err:
+            logger.debug("%s: abandoned prefill at %s: %s", request_id, replica_id, err)
 
 
 class ServeDecodeClient:
@@ -87,7 +103,7 @@ class ServeDecodeClient:
             finally:
                 stream.forget(request_id)
                 if not is_finished:
-                    await asyncio.shield(self._tasks.start(self._abort(request_id, replica_id)))
+                    await asyncio.shield(self._tasks.start(_abort_quietly(self._handle, request_id, replica_id)))
 
     def end_idle_streams(self) -> None:
         """Close subscriptions to replicas that are gone or draining; a replica drains until its last call ends."""
@@ -126,22 +142,36 @@ class ServeDecodeClient:
             logger.debug("unsubscribing from %s failed: %s", replica_id, call_error(err))
 
     async def _admit(self, request: DecodeRequest, replica_id: str) -> None:
-        call = self._handle.admit.remote(request, router_id=self._router_id, replica_id=replica_id)
+        call = self._tasks.start(self._call_admit(request, replica_id))
         try:
-            await call
+            await asyncio.shield(call)
         except asyncio.CancelledError:
-            call.cancel()
+            self._tasks.start(self._abort_once_admitted(request.request.request_id, replica_id, call))
             raise
+
+    async def _call_admit(self, request: DecodeRequest, replica_id: str) -> None:
+        try:
+            await self._handle.admit.remote(request, router_id=self._router_id, replica_id=replica_id)
         except Exception as err:
             raise _noted(call_error(err), self._replicas, replica_id) from err
 
-    async def _abort(self, request_id: str, replica_id: str) -> None:
+    async def _abort_once_admitted(self, request_id: str, replica_id: str, call: "asyncio.Task[None]") -> None:
+        """The abort that a leaving caller sends may overtake its admission; this one cannot."""
         try:
-            async with asyncio.timeout(ABORT_TIMEOUT_S):
-                await self._handle.abort.remote(request_id, replica_id=replica_id)
-        except Exception as err:
-            # A replica that cannot be reached has lost the request, or drops it with the subscription.
-            logger.debug("%s: abort at %s failed: %s", request_id, replica_id, call_error(err))
+            async with asyncio.timeout(ABANDON_TIMEOUT_S):
+                await call
+        except (TimeoutError, Dsv4Error) as err:
+            logger.debug("%s: abandoned admission at %s: %s", request_id, replica_id, err)
+        await _abort_quietly(self._handle, request_id, replica_id)
+
+
+async def _abort_quietly(handle: DeploymentHandle, request_id: str, replica_id: str) -> None:
+    try:
+        async with asyncio.timeout(ABORT_TIMEOUT_S):
+            await handle.abort.remote(request_id, replica_id=replica_id)
+    except Exception as err:
+        # A replica that cannot be reached has lost the request, or drops it with the subscription.
+        logger.debug("%s: abort at %s failed: %s", request_id, replica_id, call_error(err))
 
 
 def _noted(err: Dsv4Error, replicas: ReplicaDirectory, replica_id: str) -> Dsv4Error:

@@ -7,6 +7,7 @@ from dsv4_cluster.config.cluster_config import ClusterConfig
 from dsv4_cluster.protocol.handoff import DecodeRequest
 from dsv4_cluster.protocol.routing import ReplicaSnapshot
 from dsv4_cluster.serve.environment import warn_of_missing_settings
+from dsv4_cluster.serve.process_facts import ProcessFacts, process_facts
 from dsv4_cluster.serve.request_router import check_pin, own_replica_id
 from dsv4_cluster.worker.decode_worker import DecodeWorker
 from dsv4_cluster.worker.spec import WorkerAudit, WorkerInfo, WorkerSpec
@@ -52,6 +53,10 @@ class DecodeDeployment:
     async def worker_infos(self) -> tuple[WorkerInfo, ...]:
         """Process and node of every rank, for people who debug."""
         return self._worker.gang.infos
+
+    async def process_facts(self) -> ProcessFacts:
+        """See serve/process_facts.py; about this replica, not its workers."""
+        return process_facts()
 
     async def audit(self) -> list[WorkerAudit]:
         """See Gang.audit."""

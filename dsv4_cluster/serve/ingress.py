@@ -2,9 +2,6 @@
 
 import asyncio
 import logging
-import os
-import sys
-from dataclasses import dataclass
 
 from fastapi import FastAPI
 from ray import serve
@@ -19,19 +16,12 @@ from dsv4_cluster.router.orchestrator import Orchestrator
 from dsv4_cluster.serve.clients import ServeDecodeClient, ServePrefillClient
 from dsv4_cluster.serve.directory import ReplicaDirectory
 from dsv4_cluster.serve.environment import warn_of_missing_settings
+from dsv4_cluster.serve.process_facts import ProcessFacts, process_facts
 from dsv4_cluster.serve.request_router import own_replica_id, poll_snapshots
 from dsv4_cluster.tokenizer.encoding import ModelCodec
 from dsv4_cluster.tokenizer.models import ServedModels
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessFacts:
-    """Process id and the top-level modules imported in it."""
-
-    pid: int
-    modules: frozenset[str]
 
 
 @serve.ingress()
@@ -71,8 +61,8 @@ class RouterIngress:
             raise RuntimeError(f"{len(ended)} replica polls have ended: {ended}")
 
     async def process_facts(self) -> ProcessFacts:
-        """Which process this router is and what it has loaded, for people who debug."""
-        return ProcessFacts(pid=os.getpid(), modules=frozenset(name.partition(".")[0] for name in sys.modules))
+        """See serve/process_facts.py."""
+        return process_facts()
 
     async def _has_matching_replicas(self) -> bool:
         prefills, decodes = self._prefills.layout_ids(), self._decodes.layout_ids()

@@ -5,6 +5,7 @@ from dsv4_cluster.protocol.handoff import KVTicket, PrefillResult
 from dsv4_cluster.protocol.request import GenerationRequest
 from dsv4_cluster.protocol.routing import ReplicaSnapshot
 from dsv4_cluster.serve.environment import warn_of_missing_settings
+from dsv4_cluster.serve.process_facts import ProcessFacts, process_facts
 from dsv4_cluster.serve.request_router import check_pin, own_replica_id
 from dsv4_cluster.worker.prefill_worker import PrefillWorker
 from dsv4_cluster.worker.spec import WorkerAudit, WorkerInfo, WorkerSpec
@@ -22,6 +23,11 @@ class PrefillDeployment:
         check_pin(replica_id)
         return await self._worker.prefill(request, epoch=epoch)
 
+    async def abort(self, request_id: str, *, replica_id: str) -> None:
+        """See PrefillWorker.abort."""
+        check_pin(replica_id)
+        await self._worker.abort(request_id)
+
     async def release(self, ticket: KVTicket) -> None:
         """See PrefillWorker.release."""
         await self._worker.release(ticket)
@@ -33,6 +39,10 @@ class PrefillDeployment:
     async def worker_infos(self) -> tuple[WorkerInfo, ...]:
         """Process and node of every rank, for people who debug."""
         return self._worker.gang.infos
+
+    async def process_facts(self) -> ProcessFacts:
+        """See serve/process_facts.py; about this replica, not its workers."""
+        return process_facts()
 
     async def audit(self) -> list[WorkerAudit]:
         """See Gang.audit."""

@@ -38,13 +38,10 @@ def run_until_signal(path: Path, raw: dict[str, Any], cluster: ClusterConfig, *,
         configure_logging=False,
     )
     try:
-        check_placement(cluster, live_nodes())
         # After ray.init, which installs a SIGTERM handler of its own.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: asked_to_stop.set())
-        with contextlib.redirect_stdout(io.StringIO()):  # Serve's own progress messages
-            scripts.cli.main(["run", str(path), "--non-blocking", "--address=auto"], standalone_mode=False)
-        if _wait_until_running(raw, asked_to_stop):
+        if deploy(path, raw, cluster, asked_to_stop):
             http = raw.get("http_options") or {}
             say(f"ready at http://{http.get('host', '127.0.0.1')}:{http.get('port', 8000)}; Ctrl-C stops everything")
             asked_to_stop.wait()
@@ -52,6 +49,18 @@ def run_until_signal(path: Path, raw: dict[str, Any], cluster: ClusterConfig, *,
         serve.shutdown()
     finally:
         ray.shutdown()
+
+
+def deploy(path: Path, raw: dict[str, Any], cluster: ClusterConfig, asked_to_stop: threading.Event) -> bool:
+    """Start the graph of a config file on the connected Ray cluster, as `serve run` does, and wait until it runs.
+
+    Returns: False when asked to stop before. Raises: ConfigError when it does not fit or fails to start, Dsv4Error when
+    it does not start in time.
+    """
+    check_placement(cluster, live_nodes())
+    with contextlib.redirect_stdout(io.StringIO()):  # Serve's own progress messages
+        scripts.cli.main(["run", str(path), "--non-blocking", "--address=auto"], standalone_mode=False)
+    return _wait_until_running(raw, asked_to_stop)
 
 
 def _wait_until_running(raw: dict[str, Any], asked_to_stop: threading.Event) -> bool:

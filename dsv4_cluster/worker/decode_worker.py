@@ -52,6 +52,9 @@ class DecodeWorker:
         except Exception as err:
             self._fanout.forget(request_id)
             raise typed_error(err, where=WHERE) from err
+        if not self._fanout.wants(request_id):
+            # The router went, or aborted, while the engine took the sequence: that abort may have come too early.
+            self._abort_soon(request_id)
 
     async def abort(self, request_id: str) -> None:
         """Forget a request and free its pages; unknown ids are ignored. Raises: WorkerLostError."""

@@ -178,14 +178,26 @@ class EngineWorker:
 
     async def _publish(self, request_id: str, epoch: int) -> KVTicket:
         export = await self._in_engine(lambda core: _export_and_free(core, request_id))
-        return await asyncio.to_thread(
-            self._transport.publish,
-            request_id=request_id,
-            epoch=epoch,
-            layout_id=self._layout_id,
-            num_tokens=export.num_tokens,
-            segments=export.segments,
+        publishing = asyncio.ensure_future(
+            asyncio.to_thread(
+                self._transport.publish,
+                request_id=request_id,
+                epoch=epoch,
+                layout_id=self._layout_id,
+                num_tokens=export.num_tokens,
+                segments=export.segments,
+            )
         )
+        try:
+            return await asyncio.shield(publishing)
+        except asyncio.CancelledError:
+            # The thread goes on; nobody will learn its ticket.
+            publishing.add_done_callback(self._drop_lease)
+            raise
+
+    def _drop_lease(self, publishing: "asyncio.Future[KVTicket]") -> None:
+        if not publishing.cancelled() and publishing.exception() is None:
+            self._asyncio_loop.run_in_executor(None, self._transport.release, publishing.result())
 
     async def _admit(self, request: DecodeRequest, segments: "Sequence[LiveSegment]") -> None:
         while True:

@@ -50,6 +50,13 @@ class PrefillWorker:
         finally:
             self._num_requests -= 1
 
+    async def abort(self, request_id: str) -> None:
+        """Stop computing a request and free its pages; unknown ids are ignored. Raises: WorkerLostError."""
+        try:
+            await self.gang.leader.abort.remote(request_id)
+        except Exception as err:
+            raise typed_error(err, where=WHERE) from err
+
     async def release(self, ticket: KVTicket) -> None:
         """Drop a lease; unknown tickets are ignored. Raises: WorkerLostError."""
         try:

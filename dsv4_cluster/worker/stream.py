@@ -41,6 +41,10 @@ class StepFanout:
         """Drop a request; its late tokens go nowhere."""
         self._router_of.pop(request_id, None)
 
+    def wants(self, request_id: str) -> bool:
+        """True while a router waits for tokens of the request."""
+        return request_id in self._router_of
+
     def publish(self, chunks: Sequence[TokenChunk]) -> None:
         """Queue the chunks of one step: one message for every router that has a sequence in it."""
         messages: defaultdict[str, Message] = defaultdict(list)

@@ -1,13 +1,15 @@
 """A local Ray cluster that serves the toy checkpoint, and ways to look inside it.
 
 This process imports Ray Serve before the throughput settings are in the environment, so its own handles may be used
-from synchronous code; the processes of the cluster start afterwards and have the settings.
+from synchronous code; the processes of the cluster start afterwards and have the settings. The graph is built inside
+the cluster, as from any config file, because handles carry the settings of the process that builds them.
 """
 
 import os
 import shutil
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,12 +19,13 @@ from typing import Any
 
 import httpx
 import ray
+import yaml
 from ray import serve
 
 from dsv4_cluster.config.cluster_config import ClusterConfig
-from dsv4_cluster.config.load import parse_cluster_config
-from dsv4_cluster.serve.app import build
+from dsv4_cluster.config.load import BUILDER, load_serve_file
 from dsv4_cluster.serve.environment import prepare_single_machine
+from dsv4_cluster.serve.runner import deploy
 from dsv4_cluster.worker.spec import WorkerAudit, WorkerInfo
 
 APP = "dsv4"
@@ -88,8 +91,10 @@ def local_cluster(checkpoint_dir: Path) -> Iterator[LocalCluster]:
     ray_dir = tempfile.mkdtemp(prefix="dsv4t.", dir="/tmp")  # short: Unix socket names must stay below 108 bytes
     prepare_single_machine(ray_temp_dir=ray_dir)
     try:
-        config = cluster_config(checkpoint_dir)
         port = _free_port()
+        path = Path(ray_dir) / "serve.yaml"
+        path.write_text(yaml.safe_dump(serve_config(checkpoint_dir, port)))
+        raw, config = load_serve_file(path)
         ray.init(
             num_cpus=NUM_CPUS,
             include_dashboard=False,
@@ -97,33 +102,36 @@ def local_cluster(checkpoint_dir: Path) -> Iterator[LocalCluster]:
             log_to_driver=False,
             object_store_memory=OBJECT_STORE_BYTES,
         )
-        serve.start(http_options={"host": HOST, "port": port})
-        serve.run(build(config), name=APP, route_prefix="/")
+        assert deploy(path, raw, config, threading.Event())
         cluster = LocalCluster(f"http://{HOST}:{port}", port, config)
         wait_until(lambda: httpx.get(f"{cluster.base_url}/ready", timeout=WAIT_LIMIT_S).status_code == 200)
         yield cluster
     finally:
-        serve.shutdown()
-        ray.shutdown()
+        if ray.is_initialized():  # otherwise serve.shutdown would start a cluster in order to end it
+            serve.shutdown()
+            ray.shutdown()
         os.environ.clear()
         os.environ.update(environment)
         shutil.rmtree(ray_dir, ignore_errors=True)
 
 
-def cluster_config(checkpoint_dir: Path) -> ClusterConfig:
-    """Two routers, one prefill and one decode replica, small caches."""
+def serve_config(checkpoint_dir: Path, port: int) -> dict[str, Any]:
+    """A Serve config file: two routers, one prefill and one decode replica, small caches."""
     role = {
         "engine": {"max_num_seqs": 16, "max_num_batched_tokens": 256, "dtype": "float32"},
         "kv": {"num_pages": 32},
     }
-    return parse_cluster_config(
-        {
-            "model": {"path": str(checkpoint_dir), "served_names": [MODEL]},
-            "prefill": role,
-            "decode": role,
-            "router": {"num_replicas": 2, "max_ongoing_requests": 64},
-        }
-    )
+    args = {
+        "model": {"path": str(checkpoint_dir), "served_names": [MODEL]},
+        "prefill": role,
+        "decode": role,
+        "router": {"num_replicas": 2, "max_ongoing_requests": 64},
+    }
+    return {
+        "http_options": {"host": HOST, "port": port},
+        "logging_config": {"enable_access_log": False},
+        "applications": [{"name": APP, "route_prefix": "/", "import_path": BUILDER, "args": args}],
+    }
 
 
 def _free_port() -> int:
