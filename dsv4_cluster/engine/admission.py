@@ -1,14 +1,11 @@
 """Checks on a request before the engine accepts it, each naming the field, the value and the limit."""
 
-from math import inf, isfinite
-
 from dsv4_cluster.errors import InvalidRequestError, PromptTooLongError
+from dsv4_cluster.protocol.ranges import MAX_BIAS, MAX_PENALTY, MAX_REPETITION, MAX_TEMPERATURE, MIN_REPETITION
 from dsv4_cluster.protocol.request import GenerationRequest, SamplingParams
 
 MAX_LOGPROBS = 1024
 MAX_SEED = 2**63
-MAX_PENALTY = 2.0  # of presence and frequency, either sign; OpenAI's range
-MAX_BIAS = 100.0  # either sign; OpenAI's range, at its ends a token is all but banned or all but forced
 
 
 def check_request(
@@ -41,8 +38,8 @@ def check_request(
 
 def _check_choice(sampling: SamplingParams) -> None:
     """Temperature, truncation, seed, counts of log-probabilities."""
-    if not 0 <= sampling.temperature < inf:
-        raise InvalidRequestError(f"temperature is {sampling.temperature}, expected a finite number >= 0")
+    if not 0 <= sampling.temperature <= MAX_TEMPERATURE:
+        raise InvalidRequestError(f"temperature is {sampling.temperature}, expected 0..{MAX_TEMPERATURE:g}")
     if not 0 < sampling.top_p <= 1:
         raise InvalidRequestError(f"top_p is {sampling.top_p}, expected 0 < top_p <= 1")
     if sampling.top_k < 0:
@@ -63,14 +60,16 @@ def _check_edits(sampling: SamplingParams, vocab_size: int) -> None:
         value = getattr(sampling, field)
         if not -MAX_PENALTY <= value <= MAX_PENALTY:
             raise InvalidRequestError(f"{field} is {value}, expected -{MAX_PENALTY:g}..{MAX_PENALTY:g}")
-    if not 0 < sampling.repetition_penalty < inf:
-        raise InvalidRequestError(f"repetition_penalty is {sampling.repetition_penalty}, expected a finite number > 0")
+    if not MIN_REPETITION <= sampling.repetition_penalty <= MAX_REPETITION:
+        raise InvalidRequestError(
+            f"repetition_penalty is {sampling.repetition_penalty}, expected {MIN_REPETITION:g}..{MAX_REPETITION:g}"
+        )
     token_ids = [token_id for token_id, _ in sampling.logit_bias]
     _check_token_ids("logit_bias token id", token_ids, vocab_size)
     if len(set(token_ids)) != len(token_ids):
         raise InvalidRequestError(f"logit_bias has {len(token_ids)} entries for {len(set(token_ids))} token ids")
     for token_id, bias in sampling.logit_bias:
-        if not (isfinite(bias) and abs(bias) <= MAX_BIAS):
+        if not -MAX_BIAS <= bias <= MAX_BIAS:
             raise InvalidRequestError(f"logit_bias of token {token_id} is {bias}, expected -{MAX_BIAS:g}..{MAX_BIAS:g}")
 
 

@@ -1,19 +1,28 @@
 """`POST /v1/chat/completions`."""
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from dsv4_cluster.frontend import fields
 from dsv4_cluster.frontend.body import parse_object, read_body
-from dsv4_cluster.frontend.generation import Backend, token_chunks
+from dsv4_cluster.frontend.error_body import FieldError
+from dsv4_cluster.frontend.generation import Backend, copy_chunks
+from dsv4_cluster.frontend.merge import merged
+from dsv4_cluster.frontend.sampling_fields import SamplingFields, take_sampling_fields
 from dsv4_cluster.frontend.sse import EventStream, sse_frames, while_connected
-from dsv4_cluster.protocol.request import GenerationRequest, SamplingParams, StopParams
-from dsv4_cluster.tokenizer.chat_output import ChatMessage, ChatParser, ChatStream
+from dsv4_cluster.protocol.copies import copies
+from dsv4_cluster.protocol.output import TokenChunk
+from dsv4_cluster.protocol.request import GenerationRequest
+from dsv4_cluster.tokenizer.chat_output import ChatMessage, ChatParser, ChatStream, response_json
 from dsv4_cluster.tokenizer.encoding import ChatPrompt
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +30,8 @@ class _ChatJob:
     """One checked and encoded request."""
 
     prompt: ChatPrompt
+    sampling: SamplingFields
+    thinking_budget: int | None
     include_usage: bool
 
 
@@ -29,60 +40,89 @@ async def chat_completions(request: Request, backend: Backend) -> Response:
     body = await read_body(request, backend.config.max_body_bytes)
     job = await backend.off_loop(lambda: _prepare(body, backend))
     response_id = request.state.request_id.replace("req-", "chatcmpl-", 1)
-    generation = _generation_request(job.prompt, response_id, backend)
-    parser = ChatParser(
-        backend.codec.chat, job.prompt, response_id=response_id, eos_token_id=backend.codec.text.eos_token_id
-    )
+    answer = _Answer(job, _generation_requests(job, response_id, backend), response_id, backend)
     if job.prompt.is_stream:
-        groups = _stream(backend, generation, ChatStream(parser, include_usage=job.include_usage))
-        return await EventStream.open(request.receive, sse_frames(groups, request.state.request_id))
-    message = ChatMessage(parser, job.prompt, response_id=response_id)
-    text = await while_connected(request.receive, _whole(backend, generation, message))
+        return await EventStream.open(request.receive, sse_frames(answer.stream(), request.state.request_id))
+    text = await while_connected(request.receive, answer.whole())
     return Response(text, media_type="application/json")
 
 
 def _prepare(body: bytes, backend: Backend) -> _ChatJob:
     """Everything that costs CPU; runs on the encode pool."""
     checked = fields.check_chat(parse_object(body))
+    sampling = take_sampling_fields(checked, vocab_size=backend.codec.text.vocab_size)
+    thinking_budget = fields.take_thinking_budget(checked)
     prompt = backend.codec.chat.encode(checked, context_limit=backend.max_model_len)
-    return _ChatJob(prompt, fields.wants_usage(checked))
+    if thinking_budget is not None and not prompt.is_thinking:
+        raise FieldError("thinking_token_budget is for requests that think", param="thinking_token_budget")
+    return _ChatJob(prompt, sampling, thinking_budget, fields.wants_usage(checked))
 
 
-def _generation_request(prompt: ChatPrompt, request_id: str, backend: Backend) -> GenerationRequest:
-    return GenerationRequest(
+def _generation_requests(job: _ChatJob, request_id: str, backend: Backend) -> tuple[GenerationRequest, ...]:
+    """One request per choice. top_k, min_p and penalties hold while thinking too; temperature is the official one."""
+    prompt = job.prompt
+    request = GenerationRequest(
         request_id=request_id,
         prompt_token_ids=prompt.token_ids,
-        sampling=SamplingParams(
+        sampling=job.sampling.sampling_params(
             max_tokens=prompt.max_tokens,
             temperature=prompt.temperature,
             top_p=prompt.top_p,
             seed=backend.draw_seed() if prompt.seed is None else prompt.seed,
             logprobs=prompt.num_logprobs,
         ),
-        stop=StopParams(token_ids=(backend.codec.text.eos_token_id,), strings=prompt.stop_strings),
+        stop=job.sampling.stop_params(prompt.stop_strings, eos_token_id=backend.codec.text.eos_token_id),
         model=backend.codec.models.canonical,
         thinking=prompt.is_thinking,
+        thinking_budget=job.thinking_budget,
     )
+    return copies(request, job.sampling.n)
 
 
-async def _stream(
-    backend: Backend, generation: GenerationRequest, stream: ChatStream
-) -> AsyncGenerator[Sequence[str], None]:
-    """JSON texts of every chunk. A stop string ends the loop early, which closes and so aborts the generation."""
-    try:
-        async with aclosing(token_chunks(backend.service, generation)) as chunks:
+class _Answer:
+    """The choices of one request, generated at the same time. A stop string closes, and so aborts, its choice."""
+
+    def __init__(
+        self, job: _ChatJob, generations: Sequence[GenerationRequest], response_id: str, backend: Backend
+    ) -> None:
+        self._job = job
+        self._generations = generations
+        self._response_id = response_id
+        self._backend = backend
+        self._prompt_computed = asyncio.Event()
+        eos_token_id = backend.codec.text.eos_token_id
+        self._parsers = [
+            ChatParser(backend.codec.chat, job.prompt, response_id=response_id, eos_token_id=eos_token_id)
+            for _ in generations
+        ]
+
+    async def stream(self) -> AsyncGenerator[Sequence[str], None]:
+        """JSON texts of every chunk, choices interleaved as they come."""
+        stream = ChatStream(self._parsers, include_usage=self._job.include_usage)
+        try:
+            async with aclosing(merged([self._one(i, stream.push) for i in range(len(self._parsers))])) as groups:
+                async for _, texts in groups:
+                    yield texts
+        finally:
+            for parser in self._parsers:
+                parser.close()
+
+    async def whole(self) -> str:
+        """The response body."""
+        messages = [ChatMessage(parser, self._job.prompt, response_id=self._response_id) for parser in self._parsers]
+        streams = [self._one(i, lambda chunk, index: messages[index].push(chunk)) for i in range(len(messages))]
+        async with aclosing(merged(streams)) as pieces:
+            async for _ in pieces:
+                pass
+        return response_json(messages)
+
+    async def _one(self, index: int, push: Callable[[TokenChunk, int], T]) -> AsyncGenerator[T, None]:
+        """What `push` makes of every chunk of one choice."""
+        stream = copy_chunks(
+            self._backend.service, self._generations[index], self._prompt_computed, is_first=index == 0
+        )
+        async with aclosing(stream) as chunks:
             async for chunk in chunks:
-                yield stream.push(chunk)
-                if stream.parser.is_finished and chunk.finish_reason is None:
+                yield push(chunk, index)
+                if self._parsers[index].is_finished and chunk.finish_reason is None:
                     break
-    finally:
-        stream.parser.close()
-
-
-async def _whole(backend: Backend, generation: GenerationRequest, message: ChatMessage) -> str:
-    async with aclosing(token_chunks(backend.service, generation)) as chunks:
-        async for chunk in chunks:
-            message.push(chunk)
-            if message.parser.is_finished and chunk.finish_reason is None:
-                break
-    return message.to_json()

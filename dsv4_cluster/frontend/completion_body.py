@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dsv4_cluster.frontend import fields
 from dsv4_cluster.frontend.error_body import FieldError
+from dsv4_cluster.frontend.sampling_fields import SamplingFields, field_error, take_sampling_fields
 from dsv4_cluster.tokenizer.encoding import ModelCodec, check_context
 from dsv4_cluster.tokenizer.text import TextTokenizer
 
@@ -21,7 +22,7 @@ _StopString = Annotated[str, Field(min_length=1)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionJob:
-    """One checked request; `prompts` and `max_tokens` have one entry per prompt."""
+    """One checked request; `prompts` and `max_tokens` have one entry per prompt, each of which is answered n times."""
 
     model: str
     prompts: tuple[tuple[int, ...], ...]
@@ -29,6 +30,7 @@ class CompletionJob:
     temperature: float
     top_p: float
     seed: int | None
+    sampling: SamplingFields
     num_logprobs: int | None
     stop_strings: tuple[str, ...]
     is_stream: bool
@@ -59,10 +61,13 @@ def parse_completion(body: Mapping[str, Any], codec: ModelCodec, *, context_limi
     try:
         parsed = _Body.model_validate(checked)
     except ValidationError as err:
-        first = err.errors()[0]
-        name = str(first["loc"][0])
-        raise FieldError(f"{name}: {first['msg']}", param=name) from err
+        raise field_error(err) from err
+    sampling = take_sampling_fields(checked, vocab_size=codec.text.vocab_size)
     prompts = _encode_prompts(checked.get("prompt"), codec.text)
+    if sampling.n * len(prompts) > MAX_PROMPTS:
+        raise FieldError(
+            f"n is {sampling.n} for {len(prompts)} prompts, together at most {MAX_PROMPTS} answers are given", param="n"
+        )
     for prompt in prompts:
         check_context(len(prompt), parsed.max_tokens, context_limit)
     return CompletionJob(
@@ -72,6 +77,7 @@ def parse_completion(body: Mapping[str, Any], codec: ModelCodec, *, context_limi
         temperature=parsed.temperature,
         top_p=parsed.top_p,
         seed=parsed.seed,
+        sampling=sampling,
         num_logprobs=parsed.logprobs,
         stop_strings=(parsed.stop,) if isinstance(parsed.stop, str) else tuple(parsed.stop),
         is_stream=parsed.stream,

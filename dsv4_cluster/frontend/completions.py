@@ -3,6 +3,7 @@
 A text prompt gets BOS in front, as every official prompt has; token ids are taken as they stand.
 """
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -15,10 +16,11 @@ from starlette.responses import Response
 
 from dsv4_cluster.frontend.body import parse_object, read_body
 from dsv4_cluster.frontend.completion_body import CompletionJob, parse_completion
-from dsv4_cluster.frontend.generation import Backend, token_chunks
+from dsv4_cluster.frontend.generation import Backend, copy_chunks
 from dsv4_cluster.frontend.merge import merged
 from dsv4_cluster.frontend.sse import EventStream, sse_frames, while_connected
-from dsv4_cluster.protocol.request import GenerationRequest, SamplingParams, StopParams
+from dsv4_cluster.protocol.copies import copies
+from dsv4_cluster.protocol.request import GenerationRequest
 from dsv4_cluster.tokenizer.completion_output import CompletionOutput, CompletionPiece, LogprobEntry
 
 
@@ -37,7 +39,7 @@ async def completions(request: Request, backend: Backend) -> Response:
 
 @dataclass(slots=True)
 class _Choice:
-    """The growing answer to one prompt."""
+    """One growing answer."""
 
     output: CompletionOutput
     text: str
@@ -51,7 +53,7 @@ class _Choice:
 
 
 class _Answer:
-    """All prompts of one request, generated at the same time."""
+    """All prompts of one request, n answers each, generated at the same time. Choice i answers prompt i // n."""
 
     def __init__(self, job: CompletionJob, response_id: str, backend: Backend) -> None:
         self._job = job
@@ -64,9 +66,11 @@ class _Answer:
             "system_fingerprint": None,
         }
         tokenizer = backend.codec.text
+        self._generations = [copy for index in range(len(job.prompts)) for copy in self._copies(index)]
         self._outputs = [
-            CompletionOutput(tokenizer, job.stop_strings, num_logprobs=job.num_logprobs) for _ in job.prompts
+            CompletionOutput(tokenizer, job.stop_strings, num_logprobs=job.num_logprobs) for _ in self._generations
         ]
+        self._prompts_computed = [asyncio.Event() for _ in job.prompts]
 
     async def stream(self) -> AsyncGenerator[Sequence[str], None]:
         """JSON texts, one group per piece that says something."""
@@ -89,7 +93,7 @@ class _Answer:
         return _dumps({**self._head, "choices": rendered, "usage": self._usage()})
 
     async def _pieces(self) -> AsyncGenerator[tuple[int, CompletionPiece], None]:
-        """(prompt index, piece) as they come."""
+        """(choice index, piece) as they come."""
         streams = [self._one(index) for index in range(len(self._outputs))]
         async with aclosing(merged(streams)) as items:
             async for item in items:
@@ -97,27 +101,36 @@ class _Answer:
 
     async def _one(self, index: int) -> AsyncGenerator[CompletionPiece, None]:
         output = self._outputs[index]
-        async with aclosing(token_chunks(self._backend.service, self._generation(index))) as chunks:
+        prompt_index, copy_index = divmod(index, self._job.sampling.n)
+        stream = copy_chunks(
+            self._backend.service,
+            self._generations[index],
+            self._prompts_computed[prompt_index],
+            is_first=copy_index == 0,
+        )
+        async with aclosing(stream) as chunks:
             async for chunk in chunks:
                 yield output.push(chunk)
                 if output.is_finished and chunk.finish_reason is None:
                     break
 
-    def _generation(self, index: int) -> GenerationRequest:
+    def _copies(self, prompt_index: int) -> tuple[GenerationRequest, ...]:
+        """The n requests of one prompt."""
         job, backend = self._job, self._backend
-        return GenerationRequest(
-            request_id=f"{self._head['id']}-{index}",
-            prompt_token_ids=job.prompts[index],
-            sampling=SamplingParams(
-                max_tokens=job.max_tokens[index],
+        request = GenerationRequest(
+            request_id=f"{self._head['id']}-{prompt_index}",
+            prompt_token_ids=job.prompts[prompt_index],
+            sampling=job.sampling.sampling_params(
+                max_tokens=job.max_tokens[prompt_index],
                 temperature=job.temperature,
                 top_p=job.top_p,
                 seed=backend.draw_seed() if job.seed is None else job.seed,
                 logprobs=job.num_logprobs,
             ),
-            stop=StopParams(token_ids=(backend.codec.text.eos_token_id,), strings=job.stop_strings),
+            stop=job.sampling.stop_params(job.stop_strings, eos_token_id=backend.codec.text.eos_token_id),
             model=backend.codec.models.canonical,
         )
+        return copies(request, job.sampling.n)
 
     def _choice(
         self, index: int, text: str, entries: Sequence[LogprobEntry], finish_reason: str | None
@@ -127,7 +140,9 @@ class _Answer:
 
     def _usage(self) -> dict[str, Any]:
         num_prompt = sum(map(len, self._job.prompts))
-        num_cached = sum(output.num_cached_tokens for output in self._outputs)
+        n = self._job.sampling.n  # a prompt is counted once, by the copy that had the least of it in the cache
+        starts = range(0, len(self._outputs), n)
+        num_cached = sum(min(output.num_cached_tokens for output in self._outputs[i : i + n]) for i in starts)
         num_completion = sum(output.num_tokens for output in self._outputs)
         return {
             "prompt_tokens": num_prompt,

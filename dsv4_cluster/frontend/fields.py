@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsv4_cluster.frontend.error_body import FieldError
+from dsv4_cluster.frontend.sampling_fields import SamplingFields
 
 _LABELS = {"user": str, "user_id": str, "metadata": dict}  # accepted, no effect on the answer
 _BOTH_HONOURED = frozenset(
     {"model", "stream", "stream_options", "max_tokens", "temperature", "top_p", "seed", "stop", "logprobs"}
-)
+).union(SamplingFields.model_fields)
 _CHAT_HONOURED = _BOTH_HONOURED | {
     "messages",
     "max_completion_tokens",
@@ -19,21 +20,12 @@ _CHAT_HONOURED = _BOTH_HONOURED | {
     "tools",
     "tool_choice",
     "thinking",
+    "thinking_token_budget",
     "reasoning_effort",
 }
 _COMPLETION_HONOURED = _BOTH_HONOURED | {"prompt"}
 # name -> values that ask for nothing
 _REFUSED_EVERYWHERE: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "logit_bias": ({},),
-    "top_k": (0, -1),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "stop_token_ids": ([],),
-    "ignore_eos": (False,),
     "prompt_logprobs": (),
     "priority": (0,),
     "response_format": ({"type": "text"},),
@@ -74,6 +66,16 @@ def check_completion(body: Mapping[str, Any]) -> dict[str, Any]:
     fields = _check(body, _COMPLETION_HONOURED, _COMPLETION_REFUSED)
     _check_stream_options(fields)
     return fields
+
+
+def take_thinking_budget(fields: dict[str, Any]) -> int | None:
+    """Remove thinking_token_budget, thought tokens after which </think> is forced. Raises: FieldError."""
+    value = fields.pop("thinking_token_budget", None)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
+        raise FieldError("thinking_token_budget must be an integer >= 0 below 2**31", param="thinking_token_budget")
+    return value
 
 
 def wants_usage(fields: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from dsv4_cluster.config.router_config import RouterConfig
 from dsv4_cluster.errors import DeadlineExceededError, Dsv4Error
+from dsv4_cluster.protocol.copies import can_share
 from dsv4_cluster.protocol.output import TokenChunk
 from dsv4_cluster.protocol.request import GenerationRequest
 from dsv4_cluster.protocol.services import GenerationService
@@ -54,3 +55,19 @@ async def token_chunks(service: GenerationService, request: GenerationRequest) -
             yield chunk
     if not is_finished:
         raise Dsv4Error(f"{request.request_id}: the token stream ended without a finish reason")
+
+
+async def copy_chunks(
+    service: GenerationService, request: GenerationRequest, prompt_computed: asyncio.Event, *, is_first: bool
+) -> AsyncGenerator[TokenChunk, None]:
+    """`token_chunks` of one of several answers to a prompt. The first one announces the prompt by its first token; the
+    others start then, when its pages can be shared, or at once when the prompt is too short for that.
+
+    The wait is bounded by the time limit of the first one's stream, whose failure ends all of them.
+    """
+    if not is_first and can_share(request):
+        await prompt_computed.wait()
+    async with aclosing(token_chunks(service, request)) as chunks:
+        async for chunk in chunks:
+            prompt_computed.set()
+            yield chunk

@@ -6,6 +6,7 @@ several per chunk), and a stop string ends the count at the token that completes
 
 import json
 import time
+from collections.abc import Sequence
 from typing import Any, cast
 
 import deepseek_recipe as recipe
@@ -29,7 +30,7 @@ class ChatParser:
         self._prompt = prompt
         self._eos_token_id = eos_token_id
         self._is_started = False
-        self.num_tokens = 0  # completion tokens; EOS and stop ids are not counted
+        self.num_tokens = 0  # completion tokens; the EOS or stop id that ends the answer is not counted
 
     @property
     def is_finished(self) -> bool:
@@ -42,7 +43,10 @@ class ChatParser:
         for index, token_id in enumerate(chunk.token_ids):
             if self.is_finished:
                 break
-            if token_id in (self._eos_token_id, chunk.stop_token_id):
+            if token_id == chunk.stop_token_id:
+                continue
+            if token_id == self._eos_token_id:  # ignore_eos: generated and counted, but nothing to read
+                self.num_tokens += 1
                 continue
             logprobs = None
             if self._prompt.num_logprobs is not None and chunk.logprobs is not None:
@@ -74,33 +78,44 @@ class ChatParser:
 
 
 class ChatStream:
-    """Chunks as JSON texts for a streamed answer; usage travels in one chunk of its own, and only when asked for."""
+    """The n answers of one streamed request as JSON texts; usage travels in one last chunk, only when asked for."""
 
-    def __init__(self, parser: ChatParser, *, include_usage: bool) -> None:
-        self.parser = parser
+    def __init__(self, parsers: Sequence[ChatParser], *, include_usage: bool) -> None:
+        """parsers: one per answer, in the order of the choices."""
+        self.parsers = parsers
         self._include_usage = include_usage
+        self._usages: dict[int, dict[str, Any]] = {}  # by choice
 
-    def push(self, chunk: TokenChunk) -> list[str]:
-        """Return the JSON of every event of this chunk."""
+    def push(self, chunk: TokenChunk, index: int = 0) -> list[str]:
+        """Return the JSON of every event of this chunk of choice `index`."""
         texts: list[str] = []
-        for event in self.parser.push(chunk):
+        for event in self.parsers[index].push(chunk):
             text = event.to_json()
-            if _has_usage(text):
-                texts += self._split_usage(json.loads(text))
-            else:
+            if index == 0 and not _has_usage(text):
                 texts.append(text)
+            else:
+                texts += self._rewritten(json.loads(text), index)
         return texts
 
-    def _split_usage(self, event: dict[str, Any]) -> list[str]:
-        usage = event.pop("usage")
-        if not self._include_usage:
+    def _rewritten(self, event: dict[str, Any], index: int) -> list[str]:
+        """Number the choice and take the usage out; the last choice to end sends the sum."""
+        for choice in event["choices"]:
+            choice["index"] = index
+        usage = event.get("usage")
+        if usage is None:
             return [_dumps(event)]
-        counted = {**event, "choices": [], "usage": _counted(usage, self.parser.num_tokens)}
-        return [_dumps({**event, "usage": None}), _dumps(counted)]
+        if not self._include_usage:
+            return [_dumps({name: value for name, value in event.items() if name != "usage"})]
+        self._usages[index] = _counted(usage, self.parsers[index].num_tokens)
+        texts = [_dumps({**event, "usage": None})]
+        if len(self._usages) == len(self.parsers):
+            total = _summed([self._usages[i] for i in range(len(self.parsers))])
+            texts.append(_dumps({**event, "choices": [], "usage": total}))
+        return texts
 
 
 class ChatMessage:
-    """The whole answer of a request that is not streamed."""
+    """One whole answer of a request that is not streamed."""
 
     def __init__(self, parser: ChatParser, prompt: ChatPrompt, *, response_id: str) -> None:
         self.parser = parser
@@ -121,12 +136,19 @@ class ChatMessage:
         for event in self.parser.push(chunk):
             self._response.accumulate(event)
 
-    def to_json(self) -> str:
-        """The response body; only after the parser has finished."""
+    def body(self) -> dict[str, Any]:
+        """The response body with one choice; only after the parser has finished."""
         assert self._response is not None and self.parser.is_finished, "the answer is not complete"
-        body = json.loads(self._response.to_json())
+        body: dict[str, Any] = json.loads(self._response.to_json())
         body["usage"] = _counted(body["usage"], self.parser.num_tokens)
-        return _dumps(body)
+        return body
+
+
+def response_json(messages: Sequence[ChatMessage]) -> str:
+    """The response body of n finished answers, one choice each."""
+    bodies = [message.body() for message in messages]
+    choices = [{**choice, "index": index} for index, body in enumerate(bodies) for choice in body["choices"]]
+    return _dumps({**bodies[0], "choices": choices, "usage": _summed([body["usage"] for body in bodies])})
 
 
 def _has_usage(text: str) -> bool:
@@ -137,6 +159,19 @@ def _has_usage(text: str) -> bool:
 def _counted(usage: dict[str, Any], num_tokens: int) -> dict[str, Any]:
     """The parser does not count the tokens of a character that the answer leaves unfinished; we did generate them."""
     return {**usage, "completion_tokens": num_tokens, "total_tokens": usage["prompt_tokens"] + num_tokens}
+
+
+def _summed(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Usage of n answers: the prompt once, as the answer counts it that had the least of it in the cache."""
+    if len(usages) == 1:
+        return usages[0]
+    total = dict(min(usages, key=lambda usage: usage["prompt_cache_hit_tokens"]))
+    total["completion_tokens"] = sum(usage["completion_tokens"] for usage in usages)
+    total["total_tokens"] = total["prompt_tokens"] + total["completion_tokens"]
+    details = [usage["completion_tokens_details"] for usage in usages if usage.get("completion_tokens_details")]
+    if details:
+        total["completion_tokens_details"] = {name: sum(each.get(name) or 0 for each in details) for name in details[0]}
+    return total
 
 
 def _dumps(value: dict[str, Any]) -> str:

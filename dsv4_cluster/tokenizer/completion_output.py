@@ -42,7 +42,7 @@ class CompletionOutput:
         self._num_logprobs = num_logprobs
         self._text = StopTextStream(tokenizer, stop_strings)
         self._waiting: deque[LogprobEntry] = deque()
-        self.num_tokens = 0  # completion tokens; EOS and stop ids are not counted
+        self.num_tokens = 0  # completion tokens; the EOS or stop id that ends the answer is not counted
         self.num_cached_tokens = 0  # as the first chunk says; a decode engine has the whole prompt from the handoff
         self._is_started = False
         self.is_finished = False
@@ -55,7 +55,10 @@ class CompletionOutput:
         for index, token_id in enumerate(chunk.token_ids):
             if self._text.is_stopped:
                 break
-            if token_id in (self._tokenizer.eos_token_id, chunk.stop_token_id):
+            if token_id == chunk.stop_token_id:
+                continue
+            if token_id == self._tokenizer.eos_token_id:  # ignore_eos: generated and counted, but nothing to read
+                self.num_tokens += 1
                 continue
             if self._num_logprobs is not None and chunk.logprobs is not None:
                 self._waiting.append(self._entry(token_id, chunk.logprobs[index]))

@@ -46,7 +46,7 @@ def thinking(request, budget: int | None):
         ({"min_p": 1.5}, "min_p is 1.5, expected 0 <= min_p <= 1"),
         ({"presence_penalty": 2.5}, r"presence_penalty is 2.5, expected -2..2"),
         ({"frequency_penalty": math.nan}, "frequency_penalty is nan"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0, expected a finite number > 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty is 0.0, expected 0.01..100"),
         ({"logit_bias": ((512, 1.0),)}, "logit_bias token id 512 is outside the vocabulary of 512"),
         ({"logit_bias": ((5, 101.0),)}, r"logit_bias of token 5 is 101.0, expected -100..100"),
         ({"logit_bias": ((5, 1.0), (5, 2.0))}, "2 entries for 1 token ids"),

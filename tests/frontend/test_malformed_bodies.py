@@ -15,7 +15,9 @@ MODEL = "deepseek-v4-flash"
 PATHS = ("/v1/chat/completions", "/v1/completions")
 FIELDS = _words(
     "model messages prompt stream stream_options max_tokens max_completion_tokens temperature top_p seed stop logprobs "
-    "top_logprobs tools tool_choice thinking reasoning_effort response_format n user metadata echo"
+    "top_logprobs tools tool_choice thinking reasoning_effort response_format n user metadata echo "
+    "top_k min_p presence_penalty repetition_penalty logit_bias min_tokens stop_token_ids ignore_eos "
+    "thinking_token_budget"
 )
 WORDS = st.sampled_from(["user", "assistant", "tool", "system", "text", "function", "enabled", "auto", "hi", "", MODEL])
 KEYS = st.sampled_from(

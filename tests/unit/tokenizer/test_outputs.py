@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dsv4_cluster.protocol.output import FinishReason
-from dsv4_cluster.tokenizer.chat_output import ChatMessage, ChatParser, ChatStream
+from dsv4_cluster.tokenizer.chat_output import ChatMessage, ChatParser, ChatStream, response_json
 from dsv4_cluster.tokenizer.completion_output import CompletionOutput
 from tests.kit.codec import NAMES, chunks_of, load_codec, tokens_of
 
@@ -36,7 +36,7 @@ def whole(fields: dict, chunks) -> dict:
     message = ChatMessage(parser, prompt, response_id="id")
     for chunk in chunks:
         message.push(chunk)
-    body = json.loads(message.to_json())
+    body = json.loads(response_json([message]))
     for call in body["choices"][0]["message"].get("tool_calls", []):
         assert call.pop("id").startswith("call_")  # random
     return {"choice": body["choices"][0], "usage": body["usage"]}
@@ -45,7 +45,7 @@ def whole(fields: dict, chunks) -> dict:
 def streamed(fields: dict, chunks) -> dict:
     """What a client puts together from the events of a stream."""
     parser, _ = parser_for(fields | {"stream": True, "stream_options": {"include_usage": True}})
-    stream = ChatStream(parser, include_usage=True)
+    stream = ChatStream([parser], include_usage=True)
     message: dict = {"role": "assistant", "content": ""}
     logprobs: dict[str, list] = {}
     calls: list[dict] = []
@@ -129,7 +129,7 @@ def test_tokens_of_an_unfinished_character_are_counted():
 def test_text_that_looks_like_the_usage_field_is_text():
     text = '{"usage":{"a":1}} "usage":{'
     parser, _ = parser_for({"thinking": {"type": "disabled"}, "stream": True})
-    stream = ChatStream(parser, include_usage=False)
+    stream = ChatStream([parser], include_usage=False)
 
     events = [json.loads(e) for chunk in chunks_of(tokens_of(text)) for e in stream.push(chunk)]
 
