@@ -56,12 +56,7 @@ class EngineCore:
         self._loaded = loaded
         self._runner = ModelRunner(loaded.model, vocab_size=loaded.config.vocab_size)
         self._kv = KVManager(kv.num_pages, engine.max_num_seqs)
-        snapshots = SnapshotPool(
-            loaded.pools,
-            kv.snapshots_for(engine.max_num_seqs),
-            hidden_shape=(loaded.config.hc_mult, loaded.config.hidden_size),
-            dtype=loaded.layout.layers[0].window.dtype,
-        )
+        snapshots = SnapshotPool(loaded.pools, kv.snapshots_for(engine.max_num_seqs))
         self._residency = Residency(self._kv, loaded.pools, snapshots, kv)
         self._scheduler = Scheduler(
             self._residency, max_num_seqs=engine.max_num_seqs, max_num_batched_tokens=engine.max_num_batched_tokens
@@ -206,7 +201,7 @@ class EngineCore:
 
     def _sample(self, plan: StepPlan, streams: torch.Tensor, logits_rows: torch.Tensor) -> tuple[TokenChunk, ...]:
         """Advance every scheduled sequence; those at their end get one more token."""
-        self._advance(plan, streams)
+        self._advance(plan)
         sampling = [self._sequences[chunk.request_id] for chunk in plan.scheduled if chunk.samples]
         if not sampling:
             return ()
@@ -215,14 +210,12 @@ class EngineCore:
         sampled = sample_tokens(logits, SamplingBatch.build(rows, logits.device))
         return tuple(self._commit(sequence, sampled, row) for row, sequence in enumerate(sampling))
 
-    def _advance(self, plan: StepPlan, streams: torch.Tensor) -> None:
+    def _advance(self, plan: StepPlan) -> None:
         """Count the step's tokens as computed and let the prefix cache keep the boundaries they reached."""
-        first_row = 0
         for chunk in plan.scheduled:
             sequence = self._sequences[chunk.request_id]
             sequence.num_computed_tokens = chunk.end
-            self._residency.commit(sequence, chunk.start, streams[first_row : first_row + chunk.num_tokens])
-            first_row += chunk.num_tokens
+            self._residency.commit(sequence, chunk.start)
 
     def _commit(self, sequence: Sequence, sampled: SampledTokens, row: int) -> TokenChunk:
         """Append the token, decide whether the sequence ends, goes on or is held."""

@@ -15,8 +15,6 @@ one every few pages, and those where prompts were seen to part. Each has a switc
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
-import torch
-
 from dsv4_cluster.config.kv_config import PAGE_TOKENS, KVConfig
 from dsv4_cluster.engine.sequence import Sequence
 from dsv4_cluster.kv.manager import KVManager
@@ -110,7 +108,7 @@ class Residency:
         sequence.chain.was_admitted = True
         sequence.chain.prefill_end = num_tokens
         self.observe(sequence)
-        self.commit(sequence, num_tokens - 1, None)
+        self.commit(sequence, num_tokens - 1)
         return True
 
     def extend(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -124,7 +122,6 @@ class Residency:
         """Give back what a sequence owns: pages, window and state together."""
         self._kv.free(sequence.request_id)
         sequence.num_computed_tokens = 0
-        sequence.last_hidden = None
 
     def discard(self, sequence: Sequence) -> None:
         """Take what a failed sequence added out of the index: nobody shall resume from it."""
@@ -161,10 +158,10 @@ class Residency:
                     return True
         return False
 
-    def commit(self, sequence: Sequence, start: int, streams: torch.Tensor | None) -> None:
-        """Index the boundaries of a step that computed tokens [start, num_computed_tokens).
+    def commit(self, sequence: Sequence, start: int) -> None:
+        """Index the boundary of a step that computed tokens [start, num_computed_tokens), if it is one to keep.
 
-        streams: [num_tokens, hc_mult, D] of these tokens, or None when nobody will ask for the last hidden state.
+        Called when every pool has the rows of the tokens that count, and before the sequence is freed.
         """
         end = sequence.num_computed_tokens
         boundary = end // BLOCK_TOKENS * BLOCK_TOKENS
@@ -175,7 +172,7 @@ class Residency:
         is_answer = boundary >= chain.prefill_end
         if not (self._is_kept(sequence, boundary) or (is_answer and self._indexes_answer(sequence))):
             return
-        self._publish(sequence, boundary, None if streams is None else streams[boundary - 1 - start])
+        self._publish(sequence, boundary)
 
     def check(self) -> None:
         """Prove that every page, slot and snapshot is accounted for. Raises: AssertionError with the numbers."""
@@ -204,7 +201,7 @@ class Residency:
             return False
         if num_shared < len(entry.page_ids):
             self._pools.copy_page(entry.page_ids[num_shared], self._kv.page_ids(request_id)[num_shared])
-        sequence.last_hidden = self._snapshots.load(entry.snapshot_id, self._kv.slot(request_id), num_tokens)
+        self._snapshots.load(entry.snapshot_id, self._kv.slot(request_id), num_tokens)
         sequence.num_computed_tokens = num_tokens
         self._index.touch(entry.key)
         return True
@@ -240,7 +237,7 @@ class Residency:
         self._index.remove(key)
         self._kv.release(key)
 
-    def _publish(self, sequence: Sequence, boundary: int, last_hidden: torch.Tensor | None) -> None:
+    def _publish(self, sequence: Sequence, boundary: int) -> None:
         chain, key = sequence.chain, sequence.chain.keys[boundary // BLOCK_TOKENS - 1]
         if boundary >= chain.prefill_end:
             replaced, chain.rolling_key = chain.rolling_key, None if self._is_kept(sequence, boundary) else key
@@ -255,7 +252,7 @@ class Residency:
         entry = self._index.insert(key, boundary, page_ids)
         assert entry is not None, self._index.num_snapshots
         self._kv.lease(key, page_ids)
-        self._snapshots.save(entry.snapshot_id, self._kv.slot(sequence.request_id), boundary, last_hidden)
+        self._snapshots.save(entry.snapshot_id, self._kv.slot(sequence.request_id), boundary)
         chain.published.append(key)
 
     def _is_kept(self, sequence: Sequence, boundary: int) -> bool:

@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import torch
-
 from dsv4_cluster.engine.sampling_state import SamplingState
 from dsv4_cluster.protocol.output import TokenLogprobs
 from dsv4_cluster.protocol.request import GenerationRequest
@@ -40,7 +38,6 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed_tokens: int = 0  # tokens whose cache rows are written
     num_cached_tokens: int = 0  # prompt tokens that came from a cache or a handoff instead of being computed
-    last_hidden: torch.Tensor | None = None  # [hc_mult, D] streams of the last computed position, after a resume
     chain: PrefixChain = field(default_factory=PrefixChain)
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by prompt position
     sampling_state: SamplingState | None = None  # made when its first token is sampled, see sampling_rows.py

@@ -21,7 +21,7 @@ def make_residency(kv: KVConfig, max_num_seqs: int) -> tuple[KVManager, Residenc
     """The allocation side of an engine on pools of the toy model."""
     layout = KVLayout.build(preset_config("toy"), kv, torch.bfloat16, fingerprint="weights")
     pools = KVPools.allocate(layout, kv.num_pages, max_num_seqs, "cpu")
-    snapshots = SnapshotPool(pools, kv.snapshots_for(max_num_seqs), hidden_shape=(4, 8), dtype=torch.bfloat16)
+    snapshots = SnapshotPool(pools, kv.snapshots_for(max_num_seqs))
     manager = KVManager(kv.num_pages, max_num_seqs)
     return manager, Residency(manager, pools, snapshots, kv)
 
@@ -75,7 +75,7 @@ class SchedulerHarness:
         assert start == sequence.num_computed_tokens < end
         assert len(self.kv.page_ids(sequence.request_id)) * PAGE_TOKENS >= end
         sequence.num_computed_tokens = end
-        self.residency.commit(sequence, start, None)
+        self.residency.commit(sequence, start)
         if not samples:
             return
         sequence.token_ids.append(FIRST_OWN_TOKEN + len(sequence.token_ids))
