@@ -91,7 +91,7 @@ def local_cluster(checkpoint_dir: Path) -> Iterator[LocalCluster]:
     ray_dir = tempfile.mkdtemp(prefix="dsv4t.", dir="/tmp")  # short: Unix socket names must stay below 108 bytes
     prepare_single_machine(ray_temp_dir=ray_dir)
     try:
-        port = _free_port()
+        port = free_port()
         path = Path(ray_dir) / "serve.yaml"
         path.write_text(yaml.safe_dump(serve_config(checkpoint_dir, port)))
         raw, config = load_serve_file(path)
@@ -134,7 +134,8 @@ def serve_config(checkpoint_dir: Path, port: int) -> dict[str, Any]:
     }
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port nobody listens on at this moment."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         port: int = probe.getsockname()[1]
