@@ -38,9 +38,9 @@ install_dsv4() {
     "$python" -m venv .venv || fail "cannot create .venv; on Debian and Ubuntu install python3-venv"
   fi
   say "installing dsv4-cluster${extra:+ and its $extra extra} with pip: a few minutes the first time."
-  say "  torch is the large part: about 0.2 GB to download as a CPU build, about 2.5 GB with the CUDA libraries that"
-  say "  the default Linux build brings along; everything else together about 0.2 GB${extra:+, the $extra extra another 0.4 GB}."
-  say "  The README says how to get the CPU build of torch."
+  say "  To download: about 0.4 GB, half of it torch${extra:+, and 0.3 GB for the $extra extra}; 1.5 GB on disk${extra:+, 2.7 GB with the extra}."
+  say "  This holds for the CPU build of torch. The default build on Linux brings the CUDA libraries along, which makes it"
+  say "  several GB; the README says how to get the CPU build."
   .venv/bin/python -m pip install --quiet --disable-pip-version-check \
     --constraint requirements/constraints-cpu.txt --editable ".${extra:+[$extra]}" ||
     fail "pip could not install the packages; its messages are above"
