@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 NUM_COLOURS = 8
 _WIDTH, _HEIGHT = 460, 260
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 14, 42  # room for tick labels and axis names
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 24, 14, 42  # room for tick labels and axis names
 _NUM_TICKS = 5
 _FLAT = 1e-6  # a range this small, or this small against its values, is a single value
 
@@ -43,11 +43,9 @@ def render(chart: Chart) -> str:
     drawn = [series for series in chart.series if series.points]
     if not drawn:
         return ""
-    legend = "".join(_legend_entry(series) for series in drawn) if len(drawn) > 1 else ""
-    return (
-        f"<figure><figcaption>{escape(chart.title)}</figcaption>"
-        f'<div class="legend">{legend}</div>{_plot(chart, drawn)}</figure>'
-    )
+    keys = "".join(_legend_entry(series) for series in drawn)
+    legend = f'<div class="legend">{keys}</div>' if len(drawn) > 1 else ""
+    return f"<figure><figcaption>{escape(chart.title)}</figcaption>{legend}{_plot(chart, drawn)}</figure>"
 
 
 def nice_ticks(low: float, high: float, num_ticks: int = _NUM_TICKS) -> list[float]:

@@ -44,6 +44,8 @@ def _figures(measurements: Sequence[Measurement]) -> list[str]:
 def _figure(title: str, x_label: str, lines: Sequence[tuple[str, Sequence[Measurement]]], param: str) -> str:
     """Medians in tok/s over a parameter, which takes equally spaced places."""
     values = sorted({m.params[param] for _, line in lines for m in line})
+    if len(values) < 2:
+        return ""  # the table says it better
     series = tuple(
         Series(
             label=label,

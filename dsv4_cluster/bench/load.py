@@ -46,7 +46,9 @@ class LoadSpec:
     @property
     def label(self) -> str:
         """Short name of the load, also its key in reports."""
-        return f"{self.concurrency} users" if self.concurrency is not None else f"{self.rate:g} req/s"
+        if self.concurrency is None:
+            return f"{self.rate:g} req/s"
+        return "1 user" if self.concurrency == 1 else f"{self.concurrency} users"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

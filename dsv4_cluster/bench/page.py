@@ -29,11 +29,11 @@ h2 { font-size: 16px; margin: 34px 0 12px }
 .tile b { display: block; font-size: 24px; line-height: 1.25; font-weight: 650; font-variant-numeric: tabular-nums }
 .tile b small { font-size: 13px; font-weight: 400; color: var(--soft) }
 .tile span { color: var(--soft); font-size: 12.5px }
-.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(430px, 100%), 1fr)); gap: 14px }
+.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(360px, 100%), 1fr)); gap: 14px }
 figure { margin: 0; padding: 13px 14px 8px; break-inside: avoid }
 figcaption { font-weight: 600 }
 svg { width: 100%; height: auto; display: block }
-.legend { min-height: 20px; font-size: 12px; color: var(--soft) }
+.legend { font-size: 12px; color: var(--soft) }
 .key { margin-right: 14px; white-space: nowrap }
 .key i { display: inline-block; width: 12px; height: 3px; border-radius: 2px; background: var(--c); 
   margin: 0 6px 3px 0 }
@@ -50,7 +50,8 @@ th, td { padding: 7px 12px; text-align: right; white-space: nowrap; border-botto
 tr:last-child td { border-bottom: 0 }
 th { color: var(--soft); font-weight: 500; font-size: 12.5px }
 th:first-child, td:first-child { text-align: left }
-td.text { text-align: left; white-space: normal }
+th.text, td.text { text-align: left }
+td.text { white-space: normal }
 td.good { color: var(--good) } td.bad { color: var(--bad) }
 .warning { background: var(--warn); color: var(--warn-ink); border-radius: 8px; padding: 9px 14px; margin: 14px 0 0 }
 details { margin-top: 28px } summary { cursor: pointer; color: var(--soft) }
@@ -113,13 +114,19 @@ def charts(title: str, figures: Sequence[str]) -> str:
 
 def table(title: str, header: Sequence[str], rows: Sequence[Row]) -> str:
     """A heading and a table."""
-    head = "".join(f"<th>{escape(name)}</th>" for name in header)
+    kinds = [value.kind if isinstance(value, Cell) else "" for value in rows[0]] if rows else [""] * len(header)
+    head = "".join(
+        f'<th class="text">{escape(name)}</th>' if kind == "text" else f"<th>{escape(name)}</th>"
+        for name, kind in zip(header, kinds, strict=True)
+    )
     body = "".join(f"<tr>{''.join(_cell(value) for value in row)}</tr>" for row in rows)
     return f'<h2>{escape(title)}</h2><div class="card"><table><tr>{head}</tr>{body}</table></div>'
 
 
 def comparison_section(comparison: Comparison) -> str:
     """A table of two runs; gains above 1 are better, whatever the metric."""
+    if not comparison.changes:
+        return warning("The baseline shares no measurement with this run: compare runs of the same load.")
     rows: list[Row] = [
         [
             change.key,

@@ -11,6 +11,7 @@ from dsv4_cluster.bench.serve_summary import SLO, PointSummary
 from dsv4_cluster.bench.stats import Summary
 from dsv4_cluster.bench.workload import WorkloadSpec
 
+_LIMIT_COLOUR = 6
 LAG_LIMIT_MS = 50.0  # a client that sends later than this distorts what it measures
 
 
@@ -20,7 +21,7 @@ def render_page(report: ServeReport, comparison: Comparison | None = None) -> st
     sections = [*(warning(text) for text in warnings(report)), _headline(report), _latency_table(points)]
     if len(points) > 1:
         sections.append(charts("Load and latency", _sweep(points)))
-    sections.append(charts("Distribution of latencies", _distributions(points)))
+    sections.append(charts("Distribution of latencies", _distributions(points, report.slo)))
     sections.append(charts("Over the run", [figure for point in points for figure in _timelines(point)]))
     sections.append(_volume_table(points))
     if any(point.errors for point in points):
@@ -109,8 +110,8 @@ def _latency_table(points: Sequence[PointSummary]) -> str:
 
 
 def _volume_table(points: Sequence[PointSummary]) -> str:
-    header = ["Load", "seconds", "answered", "failed", "tokens in", "cached", "tokens out", "out tok/s", "total tok/s",
-              "req/s", "goodput", "tokens per event", "sent late p99 (ms)"]  # fmt: skip
+    header = ["Load", "seconds", "answered", "failed", "in", "cached", "out", "out tok/s", "total tok/s",
+              "req/s", "goodput", "tok/event", "late p99 ms"]  # fmt: skip
     rows: list[Row] = [
         [
             point.label,
@@ -175,32 +176,30 @@ def _sweep(points: Sequence[PointSummary]) -> list[str]:
     ]  # fmt: skip
 
 
-def _distributions(points: Sequence[PointSummary]) -> list[str]:
-    """Share of samples at or below a latency."""
-    picks: tuple[tuple[str, Callable[[PointSummary], tuple[float, ...]]], ...] = (
-        ("Time to first token", lambda point: point.curves.ttft_ms),
-        ("Time per output token", lambda point: point.curves.tpot_ms),
-        ("Gap between pieces", lambda point: point.curves.itl_ms),
-        ("Whole answer", lambda point: point.curves.e2e_ms),
+def _distributions(points: Sequence[PointSummary], slo: SLO) -> list[str]:
+    """Share of samples at or below a latency, and where the SLO's limit lies."""
+    picks: tuple[tuple[str, float | None, Callable[[PointSummary], tuple[float, ...]]], ...] = (
+        ("Time to first token", slo.ttft_ms, lambda point: point.curves.ttft_ms),
+        ("Time per output token", slo.tpot_ms, lambda point: point.curves.tpot_ms),
+        ("Gap between pieces", None, lambda point: point.curves.itl_ms),
+        ("Whole answer", slo.e2e_ms, lambda point: point.curves.e2e_ms),
     )
-    return [
-        render(
-            Chart(
-                title=title,
-                x_label="ms",
-                y_label="% of samples",
-                series=tuple(
-                    Series(
-                        label=point.label,
-                        points=tuple((value, float(percent)) for percent, value in enumerate(pick(point))),
-                        colour=colour,
-                    )
-                    for colour, point in enumerate(points)
-                ),
+    figures = []
+    for title, limit, pick in picks:
+        lines = [
+            Series(
+                label=point.label,
+                points=tuple((value, float(percent)) for percent, value in enumerate(pick(point))),
+                colour=colour,
             )
-        )
-        for title, pick in picks
-    ]
+            for colour, point in enumerate(points)
+        ]
+        if limit is not None and any(line.points for line in lines):
+            lines.append(
+                Series(label="limit", points=((limit, 0.0), (limit, 100.0)), colour=_LIMIT_COLOUR, is_dashed=True)
+            )
+        figures.append(render(Chart(title=title, x_label="ms", y_label="% of samples", series=tuple(lines))))
+    return figures
 
 
 def _timelines(point: PointSummary) -> list[str]:

@@ -11,7 +11,7 @@ from dsv4_cluster.errors import ConfigError
 
 _MS = 1e3
 _SLO_NAMES = ("ttft", "tpot", "e2e")
-_NUM_BINS = 120  # of a timeline: enough for a plot, few enough to store
+_NUM_BINS = 60  # of a timeline: enough for a plot, few enough to even out single tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,23 +88,22 @@ class ServeDisplay:
 
 
 def point_table(points: Sequence[PointSummary]) -> Table:
-    """Load points as rows: rates, then p50 / p99 of each latency."""
+    """One column per load point; latencies as p50 / p99, so that a few points fit a narrow terminal."""
     table = Table(title="Latencies in ms, p50 / p99", title_justify="left")
     table.add_column("load", no_wrap=True)
-    for name in ("ok", "failed", "req/s", "out tok/s", "TTFT", "TPOT", "ITL", "E2E", "cached", "goodput"):
-        table.add_column(name, justify="right", no_wrap=True)
     for point in points:
-        failed = point.num_requests - point.num_ok
-        table.add_row(
-            point.label,
-            str(point.num_ok),
-            Text(str(failed), style="red" if failed else ""),
-            number(point.request_throughput),
-            number(point.output_throughput),
-            *(_ranks(summary) for summary in (point.ttft_ms, point.tpot_ms, point.itl_ms, point.e2e_ms)),
-            f"{point.cached_fraction * 100:.0f} %",
-            "-" if point.goodput is None else number(point.goodput),
-        )
+        table.add_column(point.label, justify="right")
+    failed = [point.num_requests - point.num_ok for point in points]
+    table.add_row("answered", *(str(point.num_ok) for point in points))
+    table.add_row("failed", *(Text(str(count), style="red" if count else "") for count in failed), end_section=True)
+    for name in ("ttft", "tpot", "itl", "e2e"):
+        table.add_row(name.upper(), *(_ranks(getattr(point, f"{name}_ms")) for point in points))
+    table.add_section()
+    table.add_row("output tok/s", *(number(point.output_throughput) for point in points))
+    table.add_row("requests/s", *(number(point.request_throughput) for point in points))
+    if any(point.goodput is not None for point in points):
+        table.add_row("goodput, requests/s", *(number(point.goodput or 0.0) for point in points))
+    table.add_row("prompt from cache", *(f"{point.cached_fraction * 100:.0f} %" for point in points))
     return table
 
 

@@ -131,6 +131,9 @@ def _finish(
 
     comparison = None if before is None else compare(before, engine_metrics(measurements))
     lines = to_lines(run, measurements)
+    if out is not None:  # first of all: a long run must not be lost to a failure further down
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "engine.jsonl").write_text(lines, encoding="utf-8")
     console = Console(stderr=as_json)
     if as_json:
         print(lines, end="")
@@ -140,8 +143,6 @@ def _finish(
     if comparison is not None:
         console.print(comparison_table(comparison))
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "engine.jsonl").write_text(lines, encoding="utf-8")
         (out / "engine.html").write_text(render_page(run, measurements, comparison), encoding="utf-8")
         console.print(f"report: {out / 'engine.html'}")
 

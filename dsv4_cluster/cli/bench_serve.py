@@ -155,6 +155,7 @@ def _run(run: "ServeRun", out: Path | None) -> "ServeReport":
 
 
 def _finish(report: "ServeReport", out: Path | None, before: "dict[str, Metric] | None", *, as_json: bool) -> None:
+    """Store, print and compare. Raises: typer.Exit when nothing was answered."""
     from rich.console import Console
 
     from dsv4_cluster.bench.compare import compare
@@ -163,17 +164,17 @@ def _finish(report: "ServeReport", out: Path | None, before: "dict[str, Metric] 
     from dsv4_cluster.cli.bench_tables import comparison_table
 
     comparison = None if before is None else compare(before, report.metrics)
-    text = json.dumps(report.to_dict(), indent=None if as_json else 2)
+    if out is not None:  # first of all: a long run must not be lost to a failure further down
+        (out / "report.json").write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
     console = Console(stderr=as_json)
     if as_json:
-        print(text)
+        print(json.dumps(report.to_dict()))
     console.print(point_table(report.points))
     for line in warnings(report):
         console.print(line, style="yellow")
     if comparison is not None:
         console.print(comparison_table(comparison))
     if out is not None:
-        (out / "report.json").write_text(json.dumps(report.to_dict(), indent=2) + "\n", encoding="utf-8")
         (out / "report.html").write_text(render_page(report, comparison), encoding="utf-8")
         console.print(f"report: {out / 'report.html'}")
     if all(point.num_ok == 0 for point in report.points):

@@ -25,7 +25,8 @@ def measurement_table(measurements: Sequence[Measurement]) -> Table:
 
 def comparison_table(comparison: Comparison) -> Table:
     """Metrics of two runs; green is better than the baseline."""
-    table = Table(title="Against the baseline", title_justify="left")
+    shared = "" if comparison.changes else ": it shares no measurement with this run"
+    table = Table(title=f"Against the baseline{shared}", title_justify="left")
     for name in ("metric", "baseline", "this run", "gain"):
         table.add_column(name, justify="left" if name == "metric" else "right")
     for change in comparison.changes:

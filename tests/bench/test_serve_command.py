@@ -25,7 +25,7 @@ def test_json_on_stdout_is_the_report_and_nothing_else(base_url, service):
     report = json.loads(result.stdout)
     assert report["schema"] == SCHEMA
     assert report["model"] == "deepseek-v4-flash"
-    assert [point["label"] for point in report["points"]] == ["1 users", "3 users"]
+    assert [point["label"] for point in report["points"]] == ["1 user", "3 users"]
     for point in report["points"]:
         assert (point["num_requests"], point["num_ok"], point["errors"]) == (6, 6, [])
         assert point["num_output_tokens"] == 6 * len(tokens_of("Hello"))
@@ -57,7 +57,7 @@ def test_a_stored_report_is_a_baseline(base_url, service, tmp_path):
 
     assert result.exit_code == 0, result.output
     assert "Against the baseline" in result.stdout
-    assert "1 users / TTFT p50" in result.stdout
+    assert "1 user / TTFT p50" in result.stdout
     assert len(read_baseline(tmp_path / "report.json")) >= 4
 
 

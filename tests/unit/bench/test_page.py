@@ -113,16 +113,15 @@ def test_a_comparison_is_part_of_the_report():
 
     text = serve_page.render_page(report, compare(slower.metrics, report.metrics))
 
-    assert "1 users / output throughput" in _text(_parsed(text))
+    assert "1 user / output throughput" in _text(_parsed(text))
     assert 'class="good"' in text
 
 
 def test_an_engine_report_renders():
     measurements = [
-        Measurement(name="prefill", params={"tokens": 8}, unit="tok/s", is_higher_better=True, samples=(1.0, 2.0)),
-        Measurement(
-            name="decode", params={"batch": 1, "context": 4}, unit="tok/s", is_higher_better=True, samples=(3.0,)
-        ),
+        Measurement(name=name, params={**params, what: n}, unit="tok/s", is_higher_better=True, samples=(n, n + 2.0))
+        for name, params, what in (("prefill", {}, "tokens"), ("decode", {"context": 4}, "batch"))
+        for n in (1, 8)
     ]
     run = EngineRun(
         created="2026-01-02T03:04:05+00:00",
@@ -146,5 +145,5 @@ def test_an_engine_report_renders():
     document = _parsed(engine_page.render_page(run, measurements, compare(metrics, metrics)))
 
     assert len(document.findall(".//svg")) == 2
-    assert "decode batch=1 context=4" in _text(document)
+    assert "decode context=4 batch=8" in _text(document)
     assert "no MTP layer" in _text(document)
