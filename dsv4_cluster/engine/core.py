@@ -12,6 +12,7 @@ from typing import Self
 
 import torch
 
+from dsv4_cluster.clock import Clock, MonotonicClock
 from dsv4_cluster.config.engine_config import EngineConfig
 from dsv4_cluster.config.kv_config import KVConfig
 from dsv4_cluster.config.speculation_config import SpeculationConfig
@@ -25,7 +26,7 @@ from dsv4_cluster.engine.scheduler import Scheduler
 from dsv4_cluster.engine.sequence import Sequence, SequenceStatus
 from dsv4_cluster.engine.step import StepOutput, StepPlan
 from dsv4_cluster.engine.stop import finish_reason
-from dsv4_cluster.errors import InvalidRequestError, NonFiniteLogitsError
+from dsv4_cluster.errors import DeadlineExceededError, InvalidRequestError, NonFiniteLogitsError
 from dsv4_cluster.kv.manager import KVManager
 from dsv4_cluster.kv.snapshot import LiveSegment, SegmentShape, export_live, live_segment_shapes
 from dsv4_cluster.kv.snapshot_pool import SnapshotPool
@@ -49,11 +50,13 @@ class SequenceExport:
 class EngineCore:
     """One rank's engine."""
 
-    def __init__(self, loaded: LoadedModel, engine: EngineConfig, kv: KVConfig) -> None:
+    def __init__(self, loaded: LoadedModel, engine: EngineConfig, kv: KVConfig, *, clock: Clock | None = None) -> None:
+        """clock: what deadlines are measured on; None = the machine's monotonic clock."""
         self.config = loaded.config
         self.layout_id = loaded.layout.layout_id
         self.max_model_len = loaded.max_model_len
         self._loaded = loaded
+        self._clock = clock or MonotonicClock()
         self._runner = ModelRunner(loaded.model, vocab_size=loaded.config.vocab_size)
         self._kv = KVManager(kv.num_pages, engine.max_num_seqs)
         snapshots = SnapshotPool(loaded.pools, kv.snapshots_for(engine.max_num_seqs))
@@ -108,18 +111,22 @@ class EngineCore:
         return self._scheduler.has_work()
 
     def step(self) -> StepOutput:
-        """Compute one step. A request with non-finite logits ends with an error chunk; the others go on."""
+        """Compute one step. A request with non-finite logits ends with an error chunk; the others go on.
+
+        So does one whose deadline has passed, before anything is computed for it.
+        """
         started = time.perf_counter()
+        expired = tuple(self._expire(sequence) for sequence in self._scheduler.expired(self._clock.now_s()))
         plan = self._scheduler.plan()
         if not plan.scheduled:
-            return StepOutput(plan.step_id)
+            return StepOutput(plan.step_id, expired)
         batch = build_batch(plan, self._sequences, self._kv, self._loaded.pools.layer_caches, self._loaded.device)
         streams = self._runner.forward(batch)
         self._take_prompt_logprobs(plan, streams)
         chunks = self._sample(plan, streams, batch.logits_rows)
         self._num_steps += 1
         self._last_step_ms = (time.perf_counter() - started) * 1e3
-        return StepOutput(plan.step_id, chunks, plan.num_tokens)
+        return StepOutput(plan.step_id, (*expired, *chunks), plan.num_tokens)
 
     def export_sequence(self, request_id: str) -> SequenceExport:
         """Copy the live cache bytes of a held sequence; `abort` frees it afterwards.
@@ -153,11 +160,10 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Counters of now."""
-        waiting = self._scheduler.waiting
         return EngineStats(
             num_running=len(self._scheduler.running),
-            num_waiting=len(waiting),
-            num_waiting_tokens=sum(len(sequence.token_ids) for sequence in waiting),
+            num_waiting=len(self._scheduler.waiting),
+            num_waiting_tokens=self._scheduler.waiting.num_tokens,
             num_held=len(self._scheduler.held),
             free_pages=self._residency.available_pages,
             num_pages=self._kv.num_pages,
@@ -241,6 +247,14 @@ class EngineCore:
             stop_token_id=stop_token_id,
             num_cached_tokens=sequence.num_cached_tokens,
         )
+
+    def _expire(self, sequence: Sequence) -> TokenChunk:
+        self.abort(sequence.request_id)
+        error = DeadlineExceededError(
+            f"{sequence.request_id}: the deadline passed after {sequence.num_generated_tokens} of at most "
+            f"{sequence.request.sampling.max_tokens} tokens"
+        )
+        return TokenChunk(request_id=sequence.request_id, finish_reason=FinishReason.ERROR, error=error)
 
     def _fail(self, sequence: Sequence) -> TokenChunk:
         position = len(sequence.token_ids)

@@ -123,6 +123,16 @@ class Residency:
         self._kv.free(sequence.request_id)
         sequence.num_computed_tokens = 0
 
+    def preempt(self, sequence: Sequence) -> None:
+        """Free a sequence that will be admitted again; it resumes from the boundaries it indexed."""
+        self.free(sequence)
+
+    def fits_without(self, sequence: Sequence, others: Iterable[Sequence]) -> bool:
+        """True when `admit` would succeed for sure once the others are gone, whatever can be resumed."""
+        leaving = [other.request_id for other in others]
+        num_free = self._kv.num_pages - self._kv.num_pages_in_use(without=leaving)
+        return self._kv.free_slots + len(leaving) > 0 and num_pages_for(len(sequence.token_ids)) <= num_free
+
     def discard(self, sequence: Sequence) -> None:
         """Take what a failed sequence added out of the index: nobody shall resume from it."""
         for key in sequence.chain.published:

@@ -36,6 +36,7 @@ class Sequence:
     token_ids: list[int]  # prompt, then generated tokens
     hold_after_prefill: bool = False
     status: SequenceStatus = SequenceStatus.WAITING
+    admission_id: int = 0  # counts up as sequences first get pages: the smaller one is older
     num_computed_tokens: int = 0  # tokens whose cache rows are written
     num_cached_tokens: int = 0  # prompt tokens that came from a cache or a handoff instead of being computed
     chain: PrefixChain = field(default_factory=PrefixChain)

@@ -8,7 +8,7 @@ when nobody owns it. A shared page is never written: who resumes behind it write
 """
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from dsv4_cluster.kv.allocator import IdAllocator
@@ -121,6 +121,14 @@ class KVManager:
     def is_in_use(self, page_id: int) -> bool:
         """True when a sequence owns the page."""
         return self._num_sequences[page_id] > 0
+
+    def num_pages_in_use(self, *, without: Iterable[str] = ()) -> int:
+        """Pages that sequences own, those left out aside."""
+        left_out = set(without)
+        if not left_out:
+            return self._num_in_use
+        kept = (owned.page_ids for seq_id, owned in self._owned.items() if seq_id not in left_out)
+        return len({page_id for page_ids in kept for page_id in page_ids})
 
     def seq_ids(self) -> set[str]:
         """Sequences that own pages."""

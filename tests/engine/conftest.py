@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
+from dsv4_cluster.clock import Clock
 from dsv4_cluster.config.engine_config import EngineConfig
 from dsv4_cluster.config.kv_config import KVConfig
 from dsv4_cluster.config.speculation_config import SpeculationConfig
@@ -50,7 +51,12 @@ def make_engine(toy_model) -> MakeEngine:
     """make_engine(num_pages=, max_num_seqs=, max_num_batched_tokens=, **kv): a fresh engine whose pools hold NaN."""
 
     def make(
-        *, num_pages: int = 24, max_num_seqs: int = 8, max_num_batched_tokens: int = 2048, **kv_fields
+        *,
+        num_pages: int = 24,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 2048,
+        clock: Clock | None = None,
+        **kv_fields,
     ) -> EngineCore:
         kv = KVConfig(num_pages=num_pages, **kv_fields)
         engine = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
@@ -65,7 +71,7 @@ def make_engine(toy_model) -> MakeEngine:
             num_pages * 256,
             toy_model.think_end_token_id,
         )
-        return EngineCore(loaded, engine, kv)
+        return EngineCore(loaded, engine, kv, clock=clock)
 
     return make
 

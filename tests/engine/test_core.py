@@ -5,7 +5,14 @@ import math
 import pytest
 import torch
 
-from dsv4_cluster.errors import InvalidRequestError, KVTransferError, NonFiniteLogitsError, PromptTooLongError
+from dsv4_cluster.clock import ManualClock
+from dsv4_cluster.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    KVTransferError,
+    NonFiniteLogitsError,
+    PromptTooLongError,
+)
 from dsv4_cluster.protocol.output import FinishReason
 
 
@@ -141,6 +148,26 @@ def test_non_finite_logits_fail_that_request_only(make_engine, make_request, run
     assert answers["bad"].finish_reason is FinishReason.ERROR
     assert isinstance(answers["bad"].chunks[-1].error, NonFiniteLogitsError)
     assert answers["good"].token_ids == expected.token_ids
+    assert engine.stats().free_pages == engine.stats().num_pages
+
+
+def test_a_request_past_its_deadline_ends_with_an_error_wherever_it_is(make_engine, make_request, run):
+    clock = ManualClock()
+    engine = make_engine(max_num_seqs=1, clock=clock)
+    engine.add(make_request("decoding", 20, max_tokens=50, fields={"deadline_s": 5.0}))
+    engine.add(make_request("waiting", 20, fields={"deadline_s": 4.0}))
+    engine.add(make_request("patient", 20, fields={"deadline_s": 1e6}))
+    engine.step()
+    clock.advance(5.0)
+
+    answers = run(engine)
+
+    assert set(answers) == {"decoding", "waiting", "patient"}
+    for name in ("decoding", "waiting"):
+        assert isinstance(answers[name].chunks[-1].error, DeadlineExceededError)
+        assert answers[name].finish_reason is FinishReason.ERROR
+    assert "1 of at most 50 tokens" in answers["decoding"].chunks[-1].error.message
+    assert len(answers["patient"].token_ids) == 8
     assert engine.stats().free_pages == engine.stats().num_pages
 
 
