@@ -1,4 +1,5 @@
-"""Several answers to one prompt: n requests that differ in their id and their seed.
+"""Several answers to one prompt: n requests that differ in their id and their seed, the first of which also reports
+the prompt's log-probabilities.
 
 The first copy is the request itself, seed included, so that raising n adds answers and changes none. The others draw
 from seeds mixed from (seed, index): with seed + index, answer 1 of seed 7 would be answer 0 of seed 8.
@@ -43,5 +44,5 @@ def _copy(request: GenerationRequest, index: int) -> GenerationRequest:
     return dataclasses.replace(
         request,
         request_id=f"{request.request_id}-copy{index}",
-        sampling=dataclasses.replace(request.sampling, seed=seed),
+        sampling=dataclasses.replace(request.sampling, seed=seed, prompt_logprobs=None),
     )

@@ -20,10 +20,10 @@ def ints(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int64)
 
 
-def cut(row, *, top_k=0, top_p=1.0, min_p=0.0, head_size=2048) -> list[int]:
+def cut(row, *, top_k=0, top_p=1.0, min_p=0.0, head_size=64) -> list[int]:
     """Token ids that stay."""
     limits = {"top_k": ints(top_k), "top_p": torch.tensor([top_p]), "min_p": torch.tensor([min_p])}
-    kept = truncate(torch.tensor([row]), **limits, head_size=head_size)
+    kept = truncate(torch.tensor([row]), **limits, head_sizes=(head_size,))
     return torch.isfinite(kept)[0].nonzero().flatten().tolist()
 
 
@@ -93,7 +93,7 @@ def test_a_row_is_cut_the_same_in_any_batch_and_with_any_head():
     for i in range(6):
         alone = truncate(logits[i : i + 1], **{name: limit[i : i + 1] for name, limit in limits.items()})
         assert torch.equal(alone[0], together[i])
-        assert torch.equal(truncate(logits, **limits, head_size=8)[i], together[i])
+        assert torch.equal(truncate(logits, **limits, head_sizes=(8, 20))[i], together[i])
 
 
 def test_a_row_without_limits_is_returned_as_it_is():

@@ -57,6 +57,18 @@ def test_a_copy_is_the_answer_to_its_own_seed(llm):
     assert generate(llm, sampled(seed=copy_seed(3, 1))).token_ids == answers[1].token_ids
 
 
+def test_copies_resume_the_prompt_that_the_first_one_computed(llm):
+    prompt = [*range(100, 400), 7]
+    before = llm.engine.stats()
+
+    output = generate(llm, sampled(n=3, prompt_logprobs=1), prompt)
+
+    after = llm.engine.stats()
+    assert after.total_hit_tokens - before.total_hit_tokens == 2 * 256  # all whole blocks of 128, by both copies
+    assert output.num_cached_tokens == 0
+    assert len(output.prompt_logprobs) == len(prompt)
+
+
 def test_greedy_copies_are_equal(llm):
     first, second = generate(llm, sampled(n=2, temperature=0.0)).outputs
 
@@ -115,13 +127,14 @@ def test_a_thinking_budget_forces_the_end_of_thoughts(llm):
     assert end == "</think>"
 
 
-def test_copies_differ_in_id_and_seed_only():
-    request = sampled(n=4).to_requests("req", PROMPT)
+def test_copies_differ_in_id_and_seed_and_leave_prompt_logprobs_to_the_first():
+    request = sampled(n=4, prompt_logprobs=2).to_requests("req", PROMPT)
 
     assert len({copy.request_id for copy in request}) == len({copy.sampling.seed for copy in request}) == 4
     assert request[0].request_id == "req" and request[0].sampling.seed == 3
+    assert [copy.sampling.prompt_logprobs for copy in request] == [2, None, None, None]
     for copy in copies(request[0], 4):
-        same = dataclasses.replace(copy.sampling, seed=3)
+        same = dataclasses.replace(copy.sampling, seed=3, prompt_logprobs=request[0].sampling.prompt_logprobs)
         assert dataclasses.replace(copy, request_id="req", sampling=same) == request[0]
 
 

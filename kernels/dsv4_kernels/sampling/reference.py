@@ -14,28 +14,36 @@ _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
 _MAX_UNIFORM = 1.0 - 2.0**-24  # largest fp32 below 1, keeps log1p(-u) finite
 
 
-def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical right shift of signed 64-bit integers."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
 def mix64(x: torch.Tensor) -> torch.Tensor:
     """The splitmix64 finaliser on int64 tensors, wrapping."""
-    x = (x ^ _shift_right(x, 30)) * _MIX_1
-    x = (x ^ _shift_right(x, 27)) * _MIX_2
-    return x ^ _shift_right(x, 31)
+    return _mix64_(x.clone(), torch.empty_like(x))
 
 
 def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """Standard Gumbel noise; see op.py for shapes.
 
     The exponential variate is -log1p(-u), so that small values, which decide the argmax, keep full relative precision.
+    In place throughout: at V = 129,280 fresh tensors for every step would cost four times as much on CPU.
     """
     state = mix64(mix64(seeds) + positions * _GOLDEN)  # [R]
-    counter = torch.arange(1, vocab_size + 1, device=seeds.device, dtype=torch.int64) * _GOLDEN  # [V]
-    bits = _shift_right(mix64(state[:, None] + counter), 32)  # [R, V] uniform 32-bit integers
-    uniform = ((bits.double() + 0.5) * 2.0**-32).float().clamp_(max=_MAX_UNIFORM)
-    return torch.log(-torch.log1p(-uniform)).neg_()
+    bits = torch.arange(1, vocab_size + 1, device=seeds.device, dtype=torch.int64).mul_(_GOLDEN)  # [V]
+    bits = state[:, None] + bits  # [R, V]
+    scratch = torch.empty_like(bits)
+    uniform = _shift_right(_mix64_(bits, scratch), 32, out=scratch).double()  # [R, V] integers below 2**32
+    uniform = uniform.add_(0.5).mul_(2.0**-32).float().clamp_(max=_MAX_UNIFORM)
+    return uniform.neg_().log1p_().neg_().log_().neg_()
+
+
+def _mix64_(x: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+    """`mix64` in place."""
+    x.bitwise_xor_(_shift_right(x, 30, out=scratch)).mul_(_MIX_1)
+    x.bitwise_xor_(_shift_right(x, 27, out=scratch)).mul_(_MIX_2)
+    return x.bitwise_xor_(_shift_right(x, 31, out=scratch))
+
+
+def _shift_right(x: torch.Tensor, bits: int, *, out: torch.Tensor) -> torch.Tensor:
+    """Logical right shift of signed 64-bit integers."""
+    return torch.bitwise_right_shift(x, bits, out=out).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def sample(
@@ -54,16 +62,18 @@ def sample(
     """
     token_ids = torch.argmax(logits, dim=-1)
     rows = torch.nonzero(temperature > 0).flatten()
-    if rows.numel() == 0:
-        return token_ids
-    scaled = logits[rows]
-    scaled = scaled.sub_(scaled.amax(dim=-1, keepdim=True)).div_(temperature[rows, None])
-    scaled = truncate(
-        scaled,
-        top_p=top_p[rows],
-        top_k=torch.zeros_like(rows) if top_k is None else top_k[rows],
-        min_p=torch.zeros_like(top_p[rows]) if min_p is None else min_p[rows],
-    )
-    noise = gumbel_noise(seeds[rows], positions[rows], logits.shape[-1])
-    token_ids[rows] = torch.argmax(scaled.add_(noise), dim=-1)
+    tile_rows = (
+        1 if logits.device.type == "cpu" else max(1, rows.numel())
+    )  # one row's temporaries fit in a core's cache
+    for tile in rows.split(tile_rows) if rows.numel() else ():
+        scaled = logits[tile]
+        scaled = scaled.sub_(scaled.amax(dim=-1, keepdim=True)).div_(temperature[tile, None])
+        scaled = truncate(
+            scaled,
+            top_p=top_p[tile],
+            top_k=torch.zeros_like(tile) if top_k is None else top_k[tile],
+            min_p=torch.zeros_like(top_p[tile]) if min_p is None else min_p[tile],
+        )
+        noise = gumbel_noise(seeds[tile], positions[tile], logits.shape[-1])
+        token_ids[tile] = torch.argmax(scaled.add_(noise), dim=-1)
     return token_ids
