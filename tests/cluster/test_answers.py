@@ -35,6 +35,28 @@ def test_sampled_answers_equal_the_offline_engine_for_the_same_seed(cluster, off
     assert [a["choices"][0]["text"] for a in answers] == [e.text for e in expected]
 
 
+def test_penalties_bias_and_copies_equal_the_offline_engine(cluster, offline_llm):
+    fields = {
+        "max_tokens": 16,
+        "temperature": 0.9,
+        "seed": 5,
+        "n": 2,
+        "top_k": 80,
+        "min_p": 0.001,
+        "repetition_penalty": 1.3,
+        "frequency_penalty": 0.8,
+        "presence_penalty": 0.4,
+        "min_tokens": 4,
+    }
+    params = SamplingParams(**fields, logit_bias={70: 2.0, 71: -100.0}, stop_token_ids=[72])
+    expected = offline_llm.generate(list(PROMPTS), params)
+
+    fields |= {"logit_bias": {"70": 2.0, "71": -100.0}, "stop_token_ids": [72]}
+    answers = [cluster.complete(prompt, **fields).json() for prompt in PROMPTS]
+
+    assert [[c["text"] for c in a["choices"]] for a in answers] == [[o.text for o in e.outputs] for e in expected]
+
+
 def test_concurrent_answers_equal_the_same_ones_alone(cluster):
     def ask(seed: int) -> str:
         answer = cluster.complete(PROMPTS[seed % len(PROMPTS)], max_tokens=20, temperature=1.0, seed=seed)

@@ -184,7 +184,8 @@ def test_min_tokens_then_stop_then_max_tokens(make_engine, make_request, run):
 def test_rows_behind_drafts_choose_what_plain_decoding_chooses(make_request, think):
     rows = SamplingRows(eos_token_id=1, think_end_token_id=think, device=torch.device("cpu"))
     logits = torch.randn(12, 512, generator=torch.Generator().manual_seed(5)) * 2
-    fields = EVERYTHING | {"logprobs": None, "max_tokens": 40}
+    few = tuple((token_id, 9.0) for token_id in (44, 46, 47))  # so few that they repeat, and penalties decide
+    fields = EVERYTHING | {"logprobs": None, "max_tokens": 40, "logit_bias": few, "frequency_penalty": 2.0}
     request = thinking(make_request("it", PROMPT, ignore_eos=False, min_tokens=4, **fields), 6)
     plain = Sequence(request, list(PROMPT))
     for step in range(12):
