@@ -1,6 +1,7 @@
 """How long prompt and answer may be together: what engine, cache and checkpoint allow."""
 
-from dsv4_cluster.config.cluster_config import ClusterConfig
+from collections.abc import Iterable
+
 from dsv4_cluster.config.engine_config import EngineConfig
 from dsv4_cluster.config.kv_config import PAGE_TOKENS, KVConfig
 from dsv4_cluster.config.model_config import ModelConfig
@@ -28,9 +29,6 @@ def max_model_len(config: ModelConfig, engine: EngineConfig, kv: KVConfig) -> in
     return engine.max_model_len
 
 
-def cluster_max_model_len(config: ModelConfig, cluster: ClusterConfig) -> int:
-    """The limit of a cluster: the smaller of its two roles, because a sequence passes through both.
-
-    Raises: ConfigError.
-    """
-    return min(max_model_len(config, role.engine, role.kv) for role in (cluster.prefill, cluster.decode))
+def shortest_max_model_len(config: ModelConfig, engines: Iterable[tuple[EngineConfig, KVConfig]]) -> int:
+    """The limit of a sequence that passes through several engines, prefill and decode. Raises: ConfigError."""
+    return min(max_model_len(config, engine, kv) for engine, kv in engines)

@@ -6,11 +6,12 @@ from ray.serve import Application
 
 from dsv4_cluster.config.cluster_config import ClusterConfig, WorkerRole
 from dsv4_cluster.serve.decode_deployment import DecodeDeployment
-from dsv4_cluster.serve.ingress import RouterIngress
+from dsv4_cluster.serve.ingress import RouterIngress, RouterSpec
 from dsv4_cluster.serve.names import DECODE, PREFILL, ROUTER
 from dsv4_cluster.serve.placement import check_placement, live_nodes, role_bundles
 from dsv4_cluster.serve.prefill_deployment import PrefillDeployment
 from dsv4_cluster.serve.request_router import pinned_router_config
+from dsv4_cluster.worker.spec import WorkerSpec
 
 HEALTH_PERIOD_S = 1.0  # one small call per replica; a dead worker is replaced within this plus a process start
 HEALTH_TIMEOUT_S = 10.0
@@ -37,7 +38,29 @@ def build(args: ClusterConfig) -> Application:
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
         graceful_shutdown_timeout_s=args.router.request_timeout_s,
     )
-    return router.bind(args, prefill.bind(args), decode.bind(args))
+    return router.bind(
+        _router_spec(args),
+        prefill.bind(_worker_spec(args, "prefill", args.prefill)),
+        decode.bind(_worker_spec(args, "decode", args.decode)),
+    )
+
+
+def _router_spec(config: ClusterConfig) -> RouterSpec:
+    return RouterSpec(
+        model=config.model,
+        router=config.router,
+        engines=tuple((role.engine, role.kv) for role in (config.prefill, config.decode)),
+    )
+
+
+def _worker_spec(config: ClusterConfig, role_name: str, role: WorkerRole) -> WorkerSpec:
+    return WorkerSpec(
+        role_name=role_name,
+        checkpoint_dir=config.model.path,
+        role=role,
+        transfer=config.transfer,
+        speculation=config.speculation,
+    )
 
 
 def _worker_deployment(cls: type, name: str, role: WorkerRole, *, drain_s: float) -> serve.Deployment:

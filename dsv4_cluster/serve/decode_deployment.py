@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
-from dsv4_cluster.config.cluster_config import ClusterConfig
 from dsv4_cluster.protocol.handoff import DecodeRequest
 from dsv4_cluster.protocol.routing import ReplicaSnapshot
 from dsv4_cluster.serve.environment import warn_of_missing_settings
@@ -17,9 +16,9 @@ from dsv4_cluster.worker.stream import Message
 class DecodeDeployment:
     """One decode replica. `replica_id` arguments name the replica a call is meant for."""
 
-    async def __init__(self, config: ClusterConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, spec: WorkerSpec) -> None:  # type: ignore[misc]  # Serve awaits it
         warn_of_missing_settings()
-        self._worker = await DecodeWorker.create(WorkerSpec.for_role(config, "decode"), replica_id=own_replica_id())
+        self._worker = await DecodeWorker.create(spec, replica_id=own_replica_id())
 
     async def subscribe(self, router_id: str, *, replica_id: str) -> AsyncIterator[Message]:
         """Yield an empty message, then one per engine step with tokens of the router's requests.

@@ -2,14 +2,18 @@
 
 import asyncio
 import logging
+from dataclasses import dataclass
 
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from dsv4_cluster.config.cluster_config import ClusterConfig
-from dsv4_cluster.config.limits import cluster_max_model_len
+from dsv4_cluster.config.cluster_config import ServedModel
+from dsv4_cluster.config.engine_config import EngineConfig
+from dsv4_cluster.config.kv_config import KVConfig
+from dsv4_cluster.config.limits import shortest_max_model_len
 from dsv4_cluster.config.model_config import ModelConfig
+from dsv4_cluster.config.router_config import RouterConfig
 from dsv4_cluster.errors import LayoutMismatchError
 from dsv4_cluster.frontend.app import create_app
 from dsv4_cluster.router.orchestrator import Orchestrator
@@ -24,24 +28,33 @@ from dsv4_cluster.tokenizer.models import ServedModels
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterSpec:
+    """What a router is told: its own settings, and the engines that its requests pass through."""
+
+    model: ServedModel
+    router: RouterConfig
+    engines: tuple[tuple[EngineConfig, KVConfig], ...]
+
+
 @serve.ingress()
 class RouterIngress:
     """One router replica."""
 
-    async def __init__(self, config: ClusterConfig, prefill: DeploymentHandle, decode: DeploymentHandle) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, spec: RouterSpec, prefill: DeploymentHandle, decode: DeploymentHandle) -> None:  # type: ignore[misc]  # Serve awaits it
         warn_of_missing_settings()
         router_id = own_replica_id()
-        self._config = config
-        self._codec = ModelCodec.from_checkpoint(config.model.path, ServedModels.of(config.model.served_names))
-        self._max_model_len = cluster_max_model_len(ModelConfig.from_checkpoint(config.model.path), config)
+        self._config = spec.router
+        self._codec = ModelCodec.from_checkpoint(spec.model.path, ServedModels.of(spec.model.served_names))
+        self._max_model_len = shortest_max_model_len(ModelConfig.from_checkpoint(spec.model.path), spec.engines)
         self._prefills = ReplicaDirectory("prefill", lambda: poll_snapshots(prefill))
         self._decodes = ReplicaDirectory("decode", lambda: poll_snapshots(decode, router_id))
         self._decode_client = ServeDecodeClient(decode, self._decodes, router_id=router_id)
         self._orchestrator = Orchestrator(
             ServePrefillClient(prefill, self._prefills, self._decodes),
             self._decode_client,
-            config.router,
-            model_names=config.model.served_names,
+            spec.router,
+            model_names=spec.model.served_names,
             max_model_len=self._max_model_len,
             probe=self._has_matching_replicas,
         )
@@ -52,7 +65,7 @@ class RouterIngress:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve calls this after the constructor."""
-        return create_app(self._orchestrator, self._codec, self._config.router, max_model_len=self._max_model_len)
+        return create_app(self._orchestrator, self._codec, self._config, max_model_len=self._max_model_len)
 
     async def check_health(self) -> None:
         """Raises: RuntimeError when a poll has ended; without polls this router would never see a new replica."""

@@ -1,6 +1,5 @@
 """The prefill deployment: Serve's face of a PrefillWorker."""
 
-from dsv4_cluster.config.cluster_config import ClusterConfig
 from dsv4_cluster.protocol.handoff import KVTicket, PrefillResult
 from dsv4_cluster.protocol.request import GenerationRequest
 from dsv4_cluster.protocol.routing import ReplicaSnapshot
@@ -14,9 +13,9 @@ from dsv4_cluster.worker.spec import WorkerAudit, WorkerInfo, WorkerSpec
 class PrefillDeployment:
     """One prefill replica. `replica_id` arguments name the replica a call is meant for."""
 
-    async def __init__(self, config: ClusterConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, spec: WorkerSpec) -> None:  # type: ignore[misc]  # Serve awaits it
         warn_of_missing_settings()
-        self._worker = await PrefillWorker.create(WorkerSpec.for_role(config, "prefill"), replica_id=own_replica_id())
+        self._worker = await PrefillWorker.create(spec, replica_id=own_replica_id())
 
     async def prefill(self, request: GenerationRequest, *, epoch: int, replica_id: str) -> PrefillResult:
         """See PrefillWorker.prefill. Raises also WorkerLostError when the call is for another replica."""

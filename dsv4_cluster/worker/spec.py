@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dsv4_cluster.config.cluster_config import ClusterConfig, WorkerRole
+from dsv4_cluster.config.cluster_config import WorkerRole
 from dsv4_cluster.config.speculation_config import SpeculationConfig
 from dsv4_cluster.config.transfer_config import TransferConfig
 from dsv4_cluster.protocol.stats import EngineStats
@@ -21,17 +21,6 @@ class WorkerSpec:
     speculation: SpeculationConfig
     rank: int = 0
     step_limit_s: float = STEP_LIMIT_S
-
-    @classmethod
-    def for_role(cls, config: ClusterConfig, role_name: str) -> "WorkerSpec":
-        """The spec of rank 0 of a role of the cluster."""
-        return cls(
-            role_name=role_name,
-            checkpoint_dir=config.model.path,
-            role=config.prefill if role_name == "prefill" else config.decode,
-            transfer=config.transfer,
-            speculation=config.speculation,
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
