@@ -1,13 +1,14 @@
 """What the cache of one model looks like: row formats and ring sizes per layer, bytes, and the identity of the payload.
 
-| pool       | layers   | row                              | addressed by                                  |
-|------------|----------|----------------------------------|-----------------------------------------------|
-| window     | all      | latent of one token              | sequence slot, position mod window ring       |
-| compressed | CSA, HCA | one entry per 4 or 128 tokens    | page of 256 tokens, entry within it           |
-| indexer    | CSA      | one key per 4 tokens             | the same pages                                |
-| state      | CSA, HCA | fp32 kv and gate of one token    | sequence slot, position mod state ring        |
+| pool        | layers   | row                              | addressed by                                  |
+|-------------|----------|----------------------------------|-----------------------------------------------|
+| window      | all      | latent of one token              | sequence slot, position mod window ring       |
+| compressed  | CSA, HCA | one entry per 4 or 128 tokens    | page of 256 tokens, entry within it           |
+| indexer     | CSA      | one key per 4 tokens             | the same pages                                |
+| state       | CSA, HCA | fp32 kv and gate of one token    | sequence slot, position mod state ring        |
+| last_hidden | MTP      | main model's streams of a token  | sequence slot, position mod hidden ring       |
 
-Source: spec 6.1 to 6.3.
+Source: spec 5.2, 6.1 to 6.3.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ from dsv4_cluster.config.model_config import ModelConfig
 from dsv4_kernels.kv.row_codec import section_bytes
 from dsv4_kernels.kv.rows import RowFormat, page_bytes
 
-PAYLOAD_VERSION = 1  # part of layout_id; raised when stored bytes change their meaning without changing their format
+PAYLOAD_VERSION = 2  # part of layout_id; raised when stored bytes change their meaning without changing their format
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,12 @@ class LayerLayout:
     indexer: RowFormat | None = None
     state: RowFormat | None = None
     indexer_state: RowFormat | None = None
+    hidden: RowFormat | None = None
+
+    @property
+    def is_mtp(self) -> bool:
+        """A draft layer: its row of position i also depends on token i + 1."""
+        return self.hidden is not None
 
     def formats(self, pool: str) -> tuple[RowFormat, ...]:
         """Formats of the rows that travel under one pool name of protocol.handoff.POOLS, in payload order."""
@@ -43,6 +50,7 @@ class LayerLayout:
             "compressed": (self.compressed,),
             "indexer": (self.indexer,),
             "state": (self.state, self.indexer_state),
+            "last_hidden": (self.hidden,),
         }[pool]
         return tuple(fmt for fmt in formats if fmt is not None)
 
@@ -77,8 +85,7 @@ class KVLayout:
         fingerprint: identity of the checkpoint, so that equal layouts with other weights are told apart.
         """
         layers = tuple(
-            _layer_layout(config, kv, dtype, config.compress_ratio(layer_id))
-            for layer_id in range(config.num_hidden_layers + num_mtp_layers)
+            _layer_layout(config, kv, dtype, layer_id) for layer_id in range(config.num_hidden_layers + num_mtp_layers)
         )
         layout_id = _layout_id(layers, config.sliding_window, fingerprint)
         return cls(layers, config.sliding_window, kv.speculation_headroom, layout_id)
@@ -93,6 +100,11 @@ class KVLayout:
         return layer.num_state_blocks * layer.ratio + self.headroom
 
     @property
+    def hidden_ring(self) -> int:
+        """Rows per sequence of an MTP layer's hidden pool: the last token's, and those of the drafts after it."""
+        return self.headroom + 1
+
+    @property
     def page_bytes(self) -> int:
         """Memory of one page of 256 tokens over all layers, padding included."""
         return sum(
@@ -104,7 +116,7 @@ class KVLayout:
 
     @property
     def seq_slot_bytes(self) -> int:
-        """Memory of one sequence slot over all layers: window and state rings, padding included."""
+        """Memory of one sequence slot over all layers: window, state and hidden rings, padding included."""
         window = sum(page_bytes(layer.window, self.window_ring) for layer in self.layers)
         state = sum(
             page_bytes(fmt, self.state_ring(layer))
@@ -112,7 +124,8 @@ class KVLayout:
             for fmt in (layer.state, layer.indexer_state)
             if fmt is not None
         )
-        return window + state
+        hidden = sum(page_bytes(layer.hidden, self.hidden_ring) for layer in self.layers if layer.hidden is not None)
+        return window + state + hidden
 
     @property
     def bytes_per_token(self) -> float:
@@ -130,10 +143,13 @@ def row_bytes(fmt: RowFormat) -> int:
     return sum(section_bytes(fmt))
 
 
-def _layer_layout(config: ModelConfig, kv: KVConfig, dtype: torch.dtype, ratio: int) -> LayerLayout:
+def _layer_layout(config: ModelConfig, kv: KVConfig, dtype: torch.dtype, layer_id: int) -> LayerLayout:
+    ratio = config.compress_ratio(layer_id)
     entry = RowFormat("plain", config.head_dim, dtype=dtype)
     if kv.kv_cache_dtype == "fp8":
         entry = RowFormat("kv_fp8", config.head_dim, config.qk_rope_head_dim, dtype)
+    if layer_id >= config.num_hidden_layers:
+        return LayerLayout(ratio, entry, hidden=RowFormat("plain", config.hc_mult * config.hidden_size, dtype=dtype))
     if ratio == 0:
         return LayerLayout(ratio, entry)
     if ratio == 128:
@@ -170,7 +186,7 @@ def _layout_id(layers: tuple[LayerLayout, ...], sliding_window: int, fingerprint
 
 
 def _payload_formats(layer: LayerLayout) -> list[list[str | int] | None]:
-    formats = (layer.window, layer.compressed, layer.indexer, layer.state, layer.indexer_state)
+    formats = (layer.window, layer.compressed, layer.indexer, layer.state, layer.indexer_state, layer.hidden)
     return [[str(layer.ratio)], *(None if fmt is None else _payload_format(fmt) for fmt in formats)]
 
 

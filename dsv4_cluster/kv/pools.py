@@ -45,6 +45,7 @@ def pool_rows(cache: LayerCache, pool: str) -> tuple[PagedRows, ...]:
         "compressed": (cache.compressed,),
         "indexer": (cache.indexer,),
         "state": (cache.state, cache.indexer_state),
+        "last_hidden": (cache.hidden,),
     }[pool]
     return tuple(part for part in rows if part is not None)
 
@@ -65,4 +66,5 @@ def _layer_cache(
         indexer=paged(layer.indexer),
         state=ring(layer.state, layout.state_ring(layer)),
         indexer_state=ring(layer.indexer_state, layout.state_ring(layer)),
+        hidden=ring(layer.hidden, layout.hidden_ring),
     )

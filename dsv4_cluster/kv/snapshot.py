@@ -1,12 +1,14 @@
 """The live bytes of a sequence: what a decode engine needs to go on after `num_tokens`, and nothing else.
 
-| pool       | live rows of n tokens                                                                        |
-|------------|----------------------------------------------------------------------------------------------|
-| window     | positions n - min(n, window) .. n-1                                                          |
-| compressed | entries 0 .. n // ratio - 1                                                                  |
-| indexer    | entries 0 .. n // 4 - 1                                                                      |
-| state, CSA | positions of the block before and of the unfinished block: max(0, (n // 4 - 1) * 4) .. n-1   |
-| state, HCA | positions of the unfinished block: (n // 128) * 128 .. n-1                                   |
+| pool        | live rows of n tokens                                                                       |
+|-------------|---------------------------------------------------------------------------------------------|
+| window      | positions n - min(n, window) .. n-1                                                         |
+| window, MTP | the same without n-1: that row depends on token n and is computed on resume                 |
+| compressed  | entries 0 .. n // ratio - 1                                                                 |
+| indexer     | entries 0 .. n // 4 - 1                                                                     |
+| state, CSA  | positions of the block before and of the unfinished block: max(0, (n // 4 - 1) * 4) .. n-1  |
+| state, HCA  | positions of the unfinished block: (n // 128) * 128 .. n-1                                  |
+| last_hidden | position n-1, from which the missing MTP row is computed                                    |
 
 One segment per pool and run of consecutive layers whose rows look alike; a segment holds layer after layer, within a
 layer the main state before the indexer state, within those row after row in position order. Page ids, ring geometry and
@@ -27,7 +29,7 @@ from dsv4_cluster.kv.pools import KVPools, pool_rows
 from dsv4_cluster.protocol.handoff import POOLS
 from dsv4_kernels.kv.rows import PagedRows
 
-RING_POOLS = ("window", "state")
+RING_POOLS = ("window", "state", "last_hidden")
 
 
 class SegmentShape(NamedTuple):
@@ -104,7 +106,9 @@ def live_positions(pool: str, layer: LayerLayout, num_tokens: int, sliding_windo
     if not layer.formats(pool):
         return range(0)
     if pool == "window":
-        return range(max(0, num_tokens - sliding_window), num_tokens)
+        return range(max(0, num_tokens - sliding_window), num_tokens - layer.is_mtp)
+    if pool == "last_hidden":
+        return range(max(0, num_tokens - 1), num_tokens)
     if pool == "state":
         first_block = num_tokens // layer.ratio - (layer.num_state_blocks - 1)
         return range(max(0, first_block * layer.ratio), num_tokens)

@@ -15,3 +15,4 @@ class LayerCache:
     indexer: PagedRows | None = None  # CSA: [num_pages, 64] rows of index_head_dim
     state: PagedRows | None = None  # [num_seq_slots, ring] fp32 rows of 2 * c * head_dim: kv, then gate with ape
     indexer_state: PagedRows | None = None  # CSA: the same for the indexer, rows of 2 * 2 * index_head_dim
+    hidden: PagedRows | None = None  # MTP: [num_seq_slots, ring] rows of hc_mult * hidden_size

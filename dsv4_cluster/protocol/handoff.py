@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from dsv4_cluster.protocol.output import TokenChunk
 from dsv4_cluster.protocol.request import GenerationRequest
 
-POOLS = ("window", "compressed", "indexer", "state")
+POOLS = ("window", "compressed", "indexer", "state", "last_hidden")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

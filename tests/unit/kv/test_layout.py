@@ -62,6 +62,7 @@ def test_headroom_lengthens_every_ring():
 
     assert [layout.state_ring(layout.layers[i]) for i in (2, 3)] == [16, 136]
     assert layout.window_ring == 128 + 8 + 1
+    assert layout.hidden_ring == 8 + 1
 
 
 @pytest.mark.parametrize(
@@ -95,7 +96,7 @@ def test_memory_summary_equals_the_allocated_bytes(kv, dtype):
     rows = [
         r
         for cache in pools.layer_caches
-        for r in (cache.window, cache.compressed, cache.indexer, cache.state, cache.indexer_state)
+        for r in (cache.window, cache.compressed, cache.indexer, cache.state, cache.indexer_state, cache.hidden)
         if r is not None
     ]
     assert sum(r.num_bytes for r in rows) == pools.num_bytes == 3 * layout.page_bytes + 2 * layout.seq_slot_bytes
@@ -122,18 +123,24 @@ def test_layout_id_is_stable_across_builds():
     [
         lambda: build("toy", KVConfig(kv_cache_dtype="fp8", indexer_dtype="fp8", speculation_headroom=3)),
         lambda: build("toy", KVConfig(kv_cache_dtype="fp8", indexer_dtype="fp8", num_pages=7)),
-        lambda: build("toy", dtype=torch.float32),
     ],
-    ids=["headroom", "num_pages", "gather dtype of quantised rows"],
+    ids=["headroom", "num_pages"],
 )
 def test_layout_id_ignores_what_does_not_travel(other):
     assert other().layout_id == build("toy").layout_id
+
+
+def test_layout_id_ignores_the_dtype_that_quantised_rows_are_gathered_in():
+    ids = {build("toy", dtype=dtype, num_mtp_layers=0).layout_id for dtype in (torch.float32, torch.bfloat16)}
+
+    assert len(ids) == 1
 
 
 @pytest.mark.parametrize(
     "other",
     [
         lambda: build("toy", fingerprint="other weights"),
+        lambda: build("toy", dtype=torch.float32),
         lambda: build("toy", num_mtp_layers=0),
         lambda: build("toy", FP4_INDEX),
         lambda: build("toy", KVConfig(kv_cache_dtype="fp8")),
@@ -142,7 +149,7 @@ def test_layout_id_ignores_what_does_not_travel(other):
         lambda: build(preset_config("toy").model_copy(update={"sliding_window": 64})),
         lambda: build(preset_config("toy").model_copy(update={"compress_ratios": (0, 0, 4, 4, 4, 128, 0)})),
     ],
-    ids=["fingerprint", "mtp", "fp4 index", "plain index", "plain rows", "dims", "window", "ratios"],
+    ids=["fingerprint", "hidden dtype", "mtp", "fp4 index", "plain index", "plain rows", "dims", "window", "ratios"],
 )
 def test_layout_id_tells_payloads_apart(other):
     assert other().layout_id != build("toy").layout_id

@@ -8,7 +8,7 @@ import torch
 
 from dsv4_cluster.config.kv_config import KVConfig
 from dsv4_cluster.errors import KVTransferError, SegmentCorruptError
-from dsv4_cluster.kv.layout import KVLayout
+from dsv4_cluster.kv.layout import KVLayout, LayerLayout
 from dsv4_cluster.kv.pools import KVPools
 from dsv4_cluster.kv.snapshot import LiveSegment, export_live, import_live, live_segment_shapes
 from dsv4_cluster.tools.presets import preset_config
@@ -29,7 +29,7 @@ def build_layout(precision: str = "fp8", *, headroom: int = 8, num_mtp_layers: i
 
 def all_rows(pools: KVPools) -> Iterator[tuple[int, str, PagedRows]]:
     for layer_id, cache in enumerate(pools.layer_caches):
-        for name in ("window", "compressed", "indexer", "state", "indexer_state"):
+        for name in ("window", "compressed", "indexer", "state", "indexer_state", "hidden"):
             if (rows := getattr(cache, name)) is not None:
                 yield layer_id, name, rows
 
@@ -52,10 +52,13 @@ def assert_unchanged(pools: KVPools, before: list[torch.Tensor]) -> None:
         assert torch.equal(rows.pages, old), f"layer {layer_id} {name}"
 
 
-def live_slots(name: str, ratio: int, rows: PagedRows, page_ids: list[int], slot: int, n: int) -> list[int]:
-    """The rule of spec 6.5, row by row."""
+def live_slots(name: str, layer: LayerLayout, rows: PagedRows, page_ids: list[int], slot: int, n: int) -> list[int]:
+    """The rule of spec 6.5, row by row; the MTP row of the last token is not restored."""
+    ratio = layer.ratio
     if name == "window":
-        positions = [t for t in range(n) if t >= n - 128]
+        positions = [t for t in range(n) if n - 128 <= t and (t < n - 1 or not layer.is_mtp)]
+    elif name == "hidden":
+        positions = [n - 1]
     elif name in ("state", "indexer_state"):
         unfinished = n // ratio
         blocks = {unfinished, unfinished - 1} if ratio == 4 else {unfinished}
@@ -75,11 +78,11 @@ def test_live_rows_arrive_bitwise_and_neighbours_stay(precision, n):
     for (layer_id, name, rows), memory, (_, _, theirs) in zip(
         all_rows(source), expected, all_rows(target), strict=True
     ):
-        ratio = source.layer_caches[layer_id].ratio
+        layer = source.layout.layers[layer_id]
         mirror = PagedRows(theirs.format, memory, theirs.rows_per_page)
         mirror.write_raw(
-            torch.tensor(live_slots(name, ratio, theirs, target_pages, 4, n), dtype=torch.int64),
-            rows.read_raw(torch.tensor(live_slots(name, ratio, rows, source_pages, 1, n), dtype=torch.int64)),
+            torch.tensor(live_slots(name, layer, theirs, target_pages, 4, n), dtype=torch.int64),
+            rows.read_raw(torch.tensor(live_slots(name, layer, rows, source_pages, 1, n), dtype=torch.int64)),
         )
 
     segments = export_live(source, source_pages, 1, n)
