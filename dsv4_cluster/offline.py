@@ -100,7 +100,8 @@ class CompletionOutput:
     """One answer.
 
     index: 0 <= index < n. token_ids: generated ids, a final EOS or stop id included. text: without them and without a
-    matched stop string. logprobs: one dict per generated token, or None.
+    matched stop string. logprobs: one dict per generated token, or None. num_drafted: drafts of the MTP layer that were
+    checked; num_accepted: those of them that are in token_ids.
     """
 
     index: int
@@ -108,6 +109,8 @@ class CompletionOutput:
     text: str = ""
     finish_reason: FinishReason | None = None
     logprobs: list[TokenLogprobs] | None = None
+    num_drafted: int = 0
+    num_accepted: int = 0
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -133,6 +136,8 @@ class RequestOutput:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: PromptLogprobs | None = None
     num_cached_tokens: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     outputs: list[CompletionOutput] = field(default_factory=list)
 
 
@@ -150,12 +155,14 @@ class LLM:
         max_num_batched_tokens: int = 2048,
         max_model_len: int | None = None,
         num_pages: int = 256,
-        num_draft_tokens: int = 0,
+        num_draft_tokens: int | Literal["auto"] = 0,
         device: str = "cpu",
     ) -> None:
         """Load a checkpoint directory.
 
-        num_pages: cache size in pages of 256 tokens. dtype auto: float32 on CPU, bfloat16 on CUDA.
+        num_draft_tokens: tokens that the MTP layer drafts per step, 0 to 4, or "auto" to follow acceptance and load;
+        answers are those of plain decoding. num_pages: cache size in pages of 256 tokens.
+        dtype auto: float32 on CPU, bfloat16 on CUDA.
         Raises: CheckpointError, ConfigError, pydantic.ValidationError on values out of range.
         """
         engine = EngineConfig(
@@ -255,14 +262,20 @@ class _Collector:
     def push(self, chunk: TokenChunk) -> bool:
         """Take a chunk. Returns: True when a stop string ended the answer and the engine has to be told."""
         answer = self.answer
+        num_taken = 0
         for token_id in chunk.token_ids:
             answer.token_ids.append(token_id)
+            num_taken += 1
             if token_id != chunk.stop_token_id:
                 answer.text += self._text.push(token_id)
+                if self._text.is_stopped:
+                    break  # accepted drafts behind the match are not part of the answer
         self.num_cached_tokens = chunk.num_cached_tokens
+        answer.num_drafted += chunk.num_drafted
+        answer.num_accepted += min(chunk.num_accepted, num_taken)
         self.prompt_logprobs = self.prompt_logprobs or chunk.prompt_logprobs
         if answer.logprobs is not None and chunk.logprobs is not None:
-            answer.logprobs += chunk.logprobs
+            answer.logprobs += chunk.logprobs[:num_taken]
         if chunk.finish_reason is not None:
             answer.text += self._text.finish()
         answer.finish_reason = FinishReason.STOP if self._text.is_stopped else chunk.finish_reason
@@ -281,6 +294,8 @@ def _request_output(prompt: str | None, collectors: Sequence[_Collector]) -> Req
         logprobs=first.answer.logprobs,
         prompt_logprobs=first.prompt_logprobs,
         num_cached_tokens=first.num_cached_tokens,
+        num_drafted=first.answer.num_drafted,
+        num_accepted=first.answer.num_accepted,
         outputs=[collector.answer for collector in collectors],
     )
 

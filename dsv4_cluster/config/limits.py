@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dsv4_cluster.config.engine_config import EngineConfig
 from dsv4_cluster.config.kv_config import PAGE_TOKENS, KVConfig
 from dsv4_cluster.config.model_config import ModelConfig
+from dsv4_cluster.config.speculation_config import SpeculationConfig
 from dsv4_cluster.errors import ConfigError
 
 
@@ -32,3 +33,12 @@ def max_model_len(config: ModelConfig, engine: EngineConfig, kv: KVConfig) -> in
 def shortest_max_model_len(config: ModelConfig, engines: Iterable[tuple[EngineConfig, KVConfig]]) -> int:
     """The limit of a sequence that passes through several engines, prefill and decode. Raises: ConfigError."""
     return min(max_model_len(config, engine, kv) for engine, kv in engines)
+
+
+def check_headroom(speculation: SpeculationConfig, kv: KVConfig) -> None:
+    """Raises: ConfigError when rejected drafts could overwrite a live row of a ring."""
+    if speculation.max_draft_tokens > kv.speculation_headroom:
+        raise ConfigError(
+            f"speculation.num_draft_tokens is {speculation.num_draft_tokens!r}, up to {speculation.max_draft_tokens} "
+            f"drafts per step, but kv.speculation_headroom is {kv.speculation_headroom}: raise it to at least that"
+        )

@@ -29,7 +29,9 @@ def build_batch(
     caches: tuple[LayerCache, ...],
     device: torch.device,
 ) -> ForwardBatch:
-    """Assemble the step. `logits_rows` are the last rows of the chunks that sample, in plan order."""
+    """Assemble the step. `logits_rows` are the last rows of the chunks that sample, in plan order: the last token's
+    and one per draft.
+    """
     input_ids: list[int] = []
     positions: list[int] = []
     token_to_seq: list[int] = []
@@ -37,11 +39,12 @@ def build_batch(
     logits_rows: list[int] = []
     for i, chunk in enumerate(plan.scheduled):
         input_ids += sequences[chunk.request_id].token_ids[chunk.start : chunk.end]
-        positions += range(chunk.start, chunk.end)
+        input_ids += chunk.draft_token_ids
+        positions += range(chunk.start, chunk.start + chunk.num_tokens)
         token_to_seq += [i] * chunk.num_tokens
         cu_seqlens_q.append(len(input_ids))
         if chunk.samples:
-            logits_rows.append(len(input_ids) - 1)
+            logits_rows += range(len(input_ids) - 1 - chunk.num_drafts, len(input_ids))
 
     def ints(values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=device)
@@ -53,7 +56,7 @@ def build_batch(
         positions=ints(positions),
         token_to_seq=ints(token_to_seq),
         cu_seqlens_q=ints(cu_seqlens_q),
-        seq_lens=ints([chunk.end for chunk in plan.scheduled]),
+        seq_lens=ints([chunk.start + chunk.num_tokens for chunk in plan.scheduled]),
         page_table=page_table_rows([kv_manager.page_ids(request_id) for request_id in request_ids], device),
         window_slots=slots,
         state_slots=slots,

@@ -18,14 +18,15 @@ from dsv4_cluster.config.kv_config import KVConfig
 from dsv4_cluster.config.speculation_config import SpeculationConfig
 from dsv4_cluster.engine.admission import check_request
 from dsv4_cluster.engine.batch_builder import build_batch, prompt_rows
+from dsv4_cluster.engine.drafting import Drafting
 from dsv4_cluster.engine.loader import LoadedModel, load_model
 from dsv4_cluster.engine.model_runner import ModelRunner
+from dsv4_cluster.engine.outcome import Outcome, take_tokens
 from dsv4_cluster.engine.residency import Residency
 from dsv4_cluster.engine.sampling_rows import SamplingRows
 from dsv4_cluster.engine.scheduler import Scheduler
 from dsv4_cluster.engine.sequence import Sequence, SequenceStatus
 from dsv4_cluster.engine.step import StepOutput, StepPlan
-from dsv4_cluster.engine.stop import finish_reason
 from dsv4_cluster.errors import DeadlineExceededError, InvalidRequestError, NonFiniteLogitsError
 from dsv4_cluster.kv.manager import KVManager
 from dsv4_cluster.kv.snapshot import LiveSegment, SegmentShape, export_live, live_segment_shapes
@@ -36,7 +37,8 @@ from dsv4_cluster.protocol.request import GenerationRequest
 from dsv4_cluster.protocol.stats import EngineStats
 from dsv4_cluster.sampling.batch import SamplingBatch
 from dsv4_cluster.sampling.logprobs import top_logprobs
-from dsv4_cluster.sampling.sampler import SampledTokens, sample_tokens
+from dsv4_cluster.sampling.sampler import sample_tokens
+from dsv4_cluster.speculation.proposer import Proposer
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,19 @@ class SequenceExport:
 class EngineCore:
     """One rank's engine."""
 
-    def __init__(self, loaded: LoadedModel, engine: EngineConfig, kv: KVConfig, *, clock: Clock | None = None) -> None:
-        """clock: what deadlines are measured on; None = the machine's monotonic clock."""
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        engine: EngineConfig,
+        kv: KVConfig,
+        speculation: SpeculationConfig | None = None,
+        *,
+        proposer: Proposer | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """proposer: makes the drafts instead of the MTP layer; None = the MTP layer, where speculation is on.
+        clock: what deadlines are measured on; None = the machine's monotonic clock.
+        """
         self.config = loaded.config
         self.layout_id = loaded.layout.layout_id
         self.max_model_len = loaded.max_model_len
@@ -61,13 +74,17 @@ class EngineCore:
         self._kv = KVManager(kv.num_pages, engine.max_num_seqs)
         snapshots = SnapshotPool(loaded.pools, kv.snapshots_for(engine.max_num_seqs))
         self._residency = Residency(self._kv, loaded.pools, snapshots, kv)
-        self._scheduler = Scheduler(
-            self._residency, max_num_seqs=engine.max_num_seqs, max_num_batched_tokens=engine.max_num_batched_tokens
-        )
         self._rows = SamplingRows(
             eos_token_id=loaded.config.eos_token_id,
             think_end_token_id=loaded.think_end_token_id,
             device=loaded.device,
+        )
+        self._drafting = Drafting(loaded, speculation or SpeculationConfig(), self._rows.row, proposer=proposer)
+        self._scheduler = Scheduler(
+            self._residency,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            draft_limits=self._drafting.limits,
         )
         self._sequences: dict[str, Sequence] = {}
         self._num_prompt_tokens = 0
@@ -86,7 +103,8 @@ class EngineCore:
         parallel: ParallelState | None = None,
     ) -> Self:
         """Load a checkpoint and allocate the pools. Raises: CheckpointError, ConfigError."""
-        return cls(load_model(checkpoint_dir, engine, kv, speculation, parallel or ParallelState()), engine, kv)
+        loaded = load_model(checkpoint_dir, engine, kv, speculation, parallel or ParallelState())
+        return cls(loaded, engine, kv, speculation)
 
     def add(self, request: GenerationRequest, *, hold_after_prefill: bool = False) -> None:
         """Queue a request; with `hold_after_prefill` it stops after its first token and waits for export.
@@ -120,10 +138,17 @@ class EngineCore:
         plan = self._scheduler.plan()
         if not plan.scheduled:
             return StepOutput(plan.step_id, expired)
+        plan = self._drafting.propose(plan, self._sequences, self._kv.slot)
+        drafted = time.perf_counter()
         batch = build_batch(plan, self._sequences, self._kv, self._loaded.pools.layer_caches, self._loaded.device)
         streams = self._runner.forward(batch)
         self._take_prompt_logprobs(plan, streams)
-        chunks = self._sample(plan, streams, batch.logits_rows)
+        outcomes = self._sample(plan, streams, batch.logits_rows)
+        self._drafting.catch_up(plan, self._sequences, self._kv.slot, streams)
+        for chunk in plan.scheduled:
+            self._residency.commit(self._sequences[chunk.request_id], chunk.start)
+        chunks = tuple(self._settle(outcome) for outcome in outcomes)
+        self._drafting.record_step(plan, time.perf_counter() - drafted)
         self._num_steps += 1
         self._last_step_ms = (time.perf_counter() - started) * 1e3
         return StepOutput(plan.step_id, (*expired, *chunks), plan.num_tokens)
@@ -176,6 +201,8 @@ class EngineCore:
             total_generated_tokens=self._num_generated_tokens,
             num_steps=self._num_steps,
             last_step_ms=self._last_step_ms,
+            total_drafted_tokens=self._drafting.num_drafted,
+            total_accepted_tokens=self._drafting.num_accepted,
         )
 
     def check(self) -> None:
@@ -205,47 +232,49 @@ class EngineCore:
             for owner, position, entry in zip(owners, positions, entries, strict=True):
                 owner.prompt_logprobs[position] = entry
 
-    def _sample(self, plan: StepPlan, streams: torch.Tensor, logits_rows: torch.Tensor) -> tuple[TokenChunk, ...]:
-        """Advance every scheduled sequence; those at their end get one more token."""
-        self._advance(plan)
-        sampling = [self._sequences[chunk.request_id] for chunk in plan.scheduled if chunk.samples]
+    def _sample(self, plan: StepPlan, streams: torch.Tensor, logits_rows: torch.Tensor) -> list[Outcome]:
+        """Advance every scheduled sequence; those at their end get the tokens that were sampled or verified."""
+        for chunk in plan.scheduled:
+            self._sequences[chunk.request_id].num_computed_tokens = chunk.end
+        sampling = [(chunk, self._sequences[chunk.request_id]) for chunk in plan.scheduled if chunk.samples]
         if not sampling:
-            return ()
-        rows = [self._rows.row(sequence) for sequence in sampling]
+            return []
+        rows = [
+            self._rows.row(sequence, chunk.draft_token_ids[:num_drafts])
+            for chunk, sequence in sampling
+            for num_drafts in range(chunk.num_drafts + 1)
+        ]
         logits = self._runner.logits(streams, logits_rows)
         sampled = sample_tokens(logits, SamplingBatch.build(rows, logits.device))
-        return tuple(self._commit(sequence, sampled, row) for row, sequence in enumerate(sampling))
+        outcomes, first_row = [], 0
+        for chunk, sequence in sampling:
+            outcomes.append(take_tokens(chunk, sequence, sampled, first_row, self.config.eos_token_id))
+            first_row += chunk.num_drafts + 1
+        return outcomes
 
-    def _advance(self, plan: StepPlan) -> None:
-        """Count the step's tokens as computed and let the prefix cache keep the boundaries they reached."""
-        for chunk in plan.scheduled:
-            sequence = self._sequences[chunk.request_id]
-            sequence.num_computed_tokens = chunk.end
-            self._residency.commit(sequence, chunk.start)
-
-    def _commit(self, sequence: Sequence, sampled: SampledTokens, row: int) -> TokenChunk:
-        """Append the token, decide whether the sequence ends, goes on or is held."""
-        if not sampled.is_finite[row]:
+    def _settle(self, outcome: Outcome) -> TokenChunk:
+        """Decide whether the sequence ends, goes on or is held."""
+        sequence = outcome.sequence
+        if not outcome.token_ids:
             return self._fail(sequence)
-        token_id = sampled.token_ids[row]
-        sequence.token_ids.append(token_id)
         is_first = sequence.num_generated_tokens == 1
-        self._num_generated_tokens += 1
+        self._num_generated_tokens += len(outcome.token_ids)
         self._num_prompt_tokens += sequence.num_prompt_tokens if is_first else 0
-        reason, stop_token_id = finish_reason(sequence, self.config.eos_token_id)
-        if reason is not None:
+        self._drafting.record(sequence, outcome.num_drafted, outcome.num_accepted)
+        if outcome.finish_reason is not None:
             self.abort(sequence.request_id)
         elif sequence.hold_after_prefill:
             self._scheduler.hold(sequence)
-        logprobs = sampled.logprobs[row]
         return TokenChunk(
             request_id=sequence.request_id,
-            token_ids=(token_id,),
-            logprobs=None if logprobs is None else (logprobs,),
+            token_ids=outcome.token_ids,
+            logprobs=outcome.logprobs,
             prompt_logprobs=_prompt_logprobs(sequence) if is_first else None,
-            finish_reason=reason,
-            stop_token_id=stop_token_id,
+            finish_reason=outcome.finish_reason,
+            stop_token_id=outcome.stop_token_id,
             num_cached_tokens=sequence.num_cached_tokens,
+            num_drafted=outcome.num_drafted,
+            num_accepted=outcome.num_accepted,
         )
 
     def _expire(self, sequence: Sequence) -> TokenChunk:

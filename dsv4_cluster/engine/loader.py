@@ -7,12 +7,13 @@ import torch
 
 from dsv4_cluster.config.engine_config import EngineConfig
 from dsv4_cluster.config.kv_config import KVConfig
-from dsv4_cluster.config.limits import max_model_len
+from dsv4_cluster.config.limits import check_headroom, max_model_len
 from dsv4_cluster.config.model_config import ModelConfig
 from dsv4_cluster.config.speculation_config import SpeculationConfig
 from dsv4_cluster.errors import ConfigError
 from dsv4_cluster.kv.layout import KVLayout
 from dsv4_cluster.kv.pools import KVPools
+from dsv4_cluster.model.mtp import MTPModule
 from dsv4_cluster.model.transformer import Transformer
 from dsv4_cluster.model.weight_map import load_weights
 from dsv4_cluster.parallel.state import ParallelState
@@ -33,6 +34,7 @@ class LoadedModel:
     device: torch.device
     max_model_len: int  # prompt + answer limit, tokens
     think_end_token_id: int | None = None  # </think>; None: the checkpoint's tokenizer has no such token
+    mtp: MTPModule | None = None  # the draft layer, when speculation is on
 
 
 def load_model(
@@ -47,16 +49,29 @@ def load_model(
     config = checkpoint.config
     device = torch.device(engine.device)
     dtype = compute_dtype(engine, device)
-    _check_speculation(speculation, checkpoint)
+    num_mtp_layers = int(speculation.max_draft_tokens > 0)
+    if num_mtp_layers:
+        check_headroom(speculation, kv)
+        check_mtp(checkpoint, f"speculation.num_draft_tokens is {speculation.num_draft_tokens!r}")
     limit = max_model_len(config, engine, kv)
-    layout = KVLayout.build(config, kv, dtype, fingerprint=checkpoint.fingerprint)
+    layout = KVLayout.build(config, kv, dtype, num_mtp_layers=num_mtp_layers, fingerprint=checkpoint.fingerprint)
     model = Transformer(
         config, parallel, dtype=dtype, device=device, kv_cache_dtype=kv.kv_cache_dtype, indexer_dtype=kv.indexer_dtype
     )
     load_weights(model, checkpoint, parallel)
+    mtp = load_mtp(checkpoint, kv, parallel, dtype=dtype, device=device) if num_mtp_layers else None
     pools = KVPools.allocate(layout, kv.num_pages, engine.max_num_seqs, device)
     think_end = special_token_id(checkpoint_dir, THINK_END)
-    return LoadedModel(config, model.eval(), layout, pools, device, limit, think_end)
+    return LoadedModel(config, model.eval(), layout, pools, device, limit, think_end, mtp)
+
+
+def load_mtp(
+    checkpoint: Checkpoint, kv: KVConfig, parallel: ParallelState, *, dtype: torch.dtype, device: torch.device
+) -> MTPModule:
+    """The checkpoint's MTP layer with its weights. Raises: CheckpointError."""
+    mtp = MTPModule(checkpoint.config, parallel, dtype=dtype, device=device, kv_cache_dtype=kv.kv_cache_dtype)
+    load_weights(mtp, checkpoint, parallel, prefix="mtp.0.")
+    return mtp.eval()
 
 
 def compute_dtype(engine: EngineConfig, device: torch.device) -> torch.dtype:
@@ -66,14 +81,11 @@ def compute_dtype(engine: EngineConfig, device: torch.device) -> torch.dtype:
     return _DTYPES[engine.dtype]
 
 
-def _check_speculation(speculation: SpeculationConfig, checkpoint: Checkpoint) -> None:
-    num_drafts = speculation.num_draft_tokens
-    if num_drafts == 0:
-        return
+def check_mtp(checkpoint: Checkpoint, wish: str) -> None:
+    """Raises: ConfigError, beginning with `wish`, when the checkpoint has no usable MTP layer."""
     if checkpoint.has_mtp:
-        reason = "this release decodes without drafts"
-    elif checkpoint.config.has_dspark:
+        return
+    reason = "the checkpoint has no usable MTP layer"
+    if checkpoint.config.has_dspark:
         reason = "the checkpoint has a DSpark drafter, which is not supported, instead of an MTP layer"
-    else:
-        reason = "the checkpoint has no MTP layer"
-    raise ConfigError(f"speculation.num_draft_tokens is {num_drafts}, but {reason}: set it to 0")
+    raise ConfigError(f"{wish}, but {reason}: set num_draft_tokens to 0")

@@ -7,17 +7,35 @@ running ones of a higher priority number, never its equals. The most urgent sequ
 since `add` refuses a request that could not fit alone, the engine never deadlocks.
 """
 
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
 from dsv4_cluster.engine.fairness import TenantShares, WaitingQueue, urgency
 from dsv4_cluster.engine.residency import Residency
 from dsv4_cluster.engine.sequence import Sequence, SequenceStatus
 from dsv4_cluster.engine.step import ScheduledChunk, StepPlan
 
+DraftLimits = Callable[[Seq[Sequence], int], dict[str, int]]  # (decoding sequences, tokens to spare) -> drafts by id
+
+
+def no_drafts(sequences: Seq[Sequence], budget: int) -> dict[str, int]:  # noqa: ARG001
+    """Plain decoding."""
+    return {}
+
 
 class Scheduler:
     """Owns the queues; `Residency` owns pages and slots."""
 
-    def __init__(self, residency: Residency, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        residency: Residency,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        draft_limits: DraftLimits = no_drafts,
+    ) -> None:
         self._residency = residency
+        self._draft_limits = draft_limits
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._shares = TenantShares()
@@ -76,14 +94,17 @@ class Scheduler:
         budget = self._max_num_batched_tokens
         scheduled: list[ScheduledChunk] = []
         preempted: list[str] = []
+        decoding = [sequence for sequence in self.running if sequence.is_decoding]
+        num_drafts = self._draft_limits(decoding, max(0, budget - len(decoding)))
         for sequence in self._by_urgency():
             num_tokens = self._num_tokens(sequence, budget)
             if num_tokens == 0 or sequence.status is not SequenceStatus.RUNNING:
                 continue  # out of budget, or preempted a moment ago
             if not self._reserve(sequence, num_tokens, scheduled, preempted):
                 continue
-            self._take(sequence, num_tokens, scheduled)
-            budget -= num_tokens
+            drafts = self._reserve_drafts(sequence, num_drafts.get(sequence.request_id, 0))
+            self._take(sequence, num_tokens, scheduled, drafts)
+            budget -= num_tokens + drafts
         if not preempted and self.waiting:
             self._admit(budget, scheduled, preempted)
         self._step_id += 1
@@ -117,6 +138,12 @@ class Scheduler:
             if victim is sequence:
                 return False
         return True
+
+    def _reserve_drafts(self, sequence: Sequence, num_drafts: int) -> int:
+        """Get pages for drafts if they are free; drafts never take a page from another sequence."""
+        while num_drafts and not self._residency.extend(sequence, len(sequence.token_ids) + num_drafts):
+            num_drafts -= 1
+        return num_drafts
 
     def _preempt(self, sequence: Sequence) -> None:
         """Free the pages and queue the sequence before all others; what no tier kept is computed again."""
@@ -172,9 +199,9 @@ class Scheduler:
                 num_tokens += chunk.num_tokens
         return num_tokens
 
-    def _take(self, sequence: Sequence, num_tokens: int, scheduled: list[ScheduledChunk]) -> None:
-        scheduled.append(_chunk(sequence, num_tokens))
-        self._shares.serve(sequence.request.tenant, num_tokens)
+    def _take(self, sequence: Sequence, num_tokens: int, scheduled: list[ScheduledChunk], num_drafts: int = 0) -> None:
+        scheduled.append(_chunk(sequence, num_tokens, num_drafts))
+        self._shares.serve(sequence.request.tenant, num_tokens + num_drafts)
 
     def _num_tokens(self, sequence: Sequence, budget: int) -> int:
         """Tokens of its next chunk: what is left, within the budget, cut where the prefix cache keeps a boundary."""
@@ -184,7 +211,9 @@ class Scheduler:
         return self._residency.cut(sequence, sequence.num_computed_tokens + num_tokens) - sequence.num_computed_tokens
 
 
-def _chunk(sequence: Sequence, num_tokens: int) -> ScheduledChunk:
+def _chunk(sequence: Sequence, num_tokens: int, num_drafts: int = 0) -> ScheduledChunk:
     start = sequence.num_computed_tokens
     end = start + num_tokens
-    return ScheduledChunk(sequence.request_id, start, end, samples=end == len(sequence.token_ids))
+    return ScheduledChunk(
+        sequence.request_id, start, end, samples=end == len(sequence.token_ids), num_drafts=num_drafts
+    )

@@ -6,6 +6,7 @@ from enum import StrEnum
 from dsv4_cluster.engine.sampling_state import SamplingState
 from dsv4_cluster.protocol.output import TokenLogprobs
 from dsv4_cluster.protocol.request import GenerationRequest
+from dsv4_cluster.speculation.budget import Acceptance
 
 
 class SequenceStatus(StrEnum):
@@ -42,6 +43,7 @@ class Sequence:
     chain: PrefixChain = field(default_factory=PrefixChain)
     prompt_logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by prompt position
     sampling_state: SamplingState | None = None  # made when its first token is sampled, see sampling_rows.py
+    acceptance: Acceptance = field(default_factory=Acceptance)  # of its drafts
 
     @property
     def request_id(self) -> str:
@@ -58,3 +60,13 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def is_decoding(self) -> bool:
+        """It waits for nothing but its next token, and its first one is there."""
+        return self.num_uncomputed_tokens == 1 and self.num_generated_tokens > 0
+
+    @property
+    def num_wanted_tokens(self) -> int:
+        """Tokens it may still generate."""
+        return self.request.sampling.max_tokens - self.num_generated_tokens

@@ -7,16 +7,22 @@ from dsv4_cluster.protocol.output import TokenChunk
 
 @dataclass(frozen=True, slots=True)
 class ScheduledChunk:
-    """Tokens [start, end) of one sequence are computed; `samples` when `end` reaches the sequence's last token."""
+    """Tokens [start, end) of one sequence are computed; `samples` when `end` reaches the sequence's last token.
+
+    Drafts follow the last token: the scheduler says how many there may be, the proposer which ones there are.
+    """
 
     request_id: str
     start: int
     end: int
     samples: bool
+    num_drafts: int = 0
+    draft_token_ids: tuple[int, ...] = ()  # empty until proposed; then num_drafts is their number
 
     @property
     def num_tokens(self) -> int:
-        return self.end - self.start
+        """Rows of the batch, drafts included."""
+        return self.end - self.start + self.num_drafts
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,11 @@ class Attention(nn.Module):
         out = apply_rope_(out, cis, inverse=True)  # makes the rotary part a function of relative positions
         return self.wo_b(self.wo_a(out.flatten(1)))  # type: ignore[no-any-return]
 
+    def store_window(self, x: torch.Tensor, index: StepIndex, cache: LayerCache) -> None:
+        """Only write the window rows. x: [T, D], normed; at most a ring of rows per sequence."""
+        kv = apply_rope_(self.kv_norm(self.wkv(x)), index.cis(self._ratio))
+        cache.window.write(index.window_writes(), kv)
+
     def _attend(
         self,
         q: torch.Tensor,

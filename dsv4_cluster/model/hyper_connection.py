@@ -29,19 +29,30 @@ def around(
     sub_layer: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """Run a sub-layer between mix-in and mix-out. x: [T, S, D]. Returns: [T, S, D]."""
-    y, post, comb = hc_pre(
+    y, post, comb = _pre(module, name, config, x)
+    return hc_post(sub_layer(y), x, post, comb)
+
+
+def mix_in(module: nn.Module, name: str, config: ModelConfig, x: torch.Tensor) -> torch.Tensor:
+    """The input of a sub-layer. x: [T, S, D]. Returns: [T, D]."""
+    return _pre(module, name, config, x)[0]
+
+
+def collapse(module: nn.Module, config: ModelConfig, x: torch.Tensor) -> torch.Tensor:
+    """Streams to one vector with the `hc_head_*` parameters. x: [T, S, D]. Returns: [T, D]."""
+    return hc_head(x, *_parameters(module, "hc_head"), eps=config.hc_eps, norm_eps=config.rms_norm_eps)
+
+
+def _pre(
+    module: nn.Module, name: str, config: ModelConfig, x: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return hc_pre(
         x,
         *_parameters(module, name),
         num_iters=config.hc_sinkhorn_iters,
         eps=config.hc_eps,
         norm_eps=config.rms_norm_eps,
     )
-    return hc_post(sub_layer(y), x, post, comb)
-
-
-def collapse(module: nn.Module, config: ModelConfig, x: torch.Tensor) -> torch.Tensor:
-    """Streams to one vector with the `hc_head_*` parameters. x: [T, S, D]. Returns: [T, D]."""
-    return hc_head(x, *_parameters(module, "hc_head"), eps=config.hc_eps, norm_eps=config.rms_norm_eps)
 
 
 def _parameters(module: nn.Module, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -5,7 +5,7 @@ import torch
 from dsv4_cluster.config.model_config import ModelConfig
 from dsv4_cluster.model.block import Block
 from dsv4_cluster.model.forward_batch import ForwardBatch
-from dsv4_cluster.model.hyper_connection import add_hyper_connection, collapse
+from dsv4_cluster.model.hyper_connection import add_hyper_connection, collapse, mix_in
 from dsv4_cluster.model.linear import Linear
 from dsv4_cluster.model.norm import RMSNorm
 from dsv4_cluster.model.transformer import Transformer
@@ -45,6 +45,7 @@ class MTPModule(Block):
         self.norm = RMSNorm(hidden, config.rms_norm_eps, device=device)
         add_hyper_connection(self, "hc_head", config, device, is_head=True)
         self._layer_id = config.num_hidden_layers + mtp_id
+        self.num_streams = config.hc_mult
 
     def forward(self, batch: ForwardBatch, hidden: torch.Tensor, main: Transformer) -> torch.Tensor:
         """Run the layer and write its window rows.
@@ -53,10 +54,17 @@ class MTPModule(Block):
         with the MTP layers' at the end. hidden: [T, S, D], streams of the main model before hc_head, or the carry of
         the previous draft. Returns: [T, S, D], the carry.
         """
-        e = self.e_proj(self.enorm(main.embed(batch.input_ids)))  # [T, D]
-        x = self.h_proj(self.hnorm(hidden)) + e.unsqueeze(1)  # [T, S, D], norm over D separately per stream
-        return self.run(x, main.step_index(batch), batch.caches[self._layer_id])
+        return self.run(self._input(batch, hidden, main), main.step_index(batch), batch.caches[self._layer_id])
+
+    def store_rows(self, batch: ForwardBatch, hidden: torch.Tensor, main: Transformer) -> None:
+        """Only write the window rows, as `forward` would. They depend on nothing but their own streams and tokens."""
+        y = mix_in(self, "hc_attn", self._config, self._input(batch, hidden, main))  # [T, D]
+        self.attn.store_window(self.attn_norm(y), main.step_index(batch), batch.caches[self._layer_id])
 
     def compute_logits(self, x: torch.Tensor, main: Transformer) -> torch.Tensor:
         """x: [R, S, D] carries of the wanted rows. Returns: [R, V] fp32."""
         return main.head(self.norm(collapse(self, self._config, x)))  # type: ignore[no-any-return]
+
+    def _input(self, batch: ForwardBatch, hidden: torch.Tensor, main: Transformer) -> torch.Tensor:
+        e = self.e_proj(self.enorm(main.embed(batch.input_ids)))  # [T, D]
+        return self.h_proj(self.hnorm(hidden)) + e.unsqueeze(1)  # type: ignore[no-any-return]  # [T, S, D]

@@ -131,6 +131,12 @@ class StepIndex:
             "span", ratio, span.seq, lambda: self._entry_slots(torch.full_like(ids, span.seq), ids, entries_per_page)
         )
 
+    def window_writes(self) -> torch.Tensor:
+        """Window slots of all rows; no sequence has more rows than the ring. Returns: [T] int64."""
+        rows, slots = self._ring_writes(self.batch.window_slots, self._window_ring)
+        assert rows is None, max(span.num_tokens for span in self.spans)
+        return slots
+
     def state_writes(self, ring: int) -> tuple[torch.Tensor | None, torch.Tensor]:
         """(rows, slots) of the last `ring` rows of every sequence; rows None = all."""
         return self._once("state", ring, 0, lambda: self._ring_writes(self.batch.state_slots, ring))

@@ -29,8 +29,8 @@ class TokenChunk:
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None  # the id that ended it, when finish_reason is STOP
     num_cached_tokens: int = 0
-    num_drafted: int = 0
-    num_accepted: int = 0
+    num_drafted: int = 0  # drafts that this step checked
+    num_accepted: int = 0  # those of them that are in token_ids
     error: Dsv4Error | None = None
 
     def raise_if_failed(self) -> None:

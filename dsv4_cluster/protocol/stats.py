@@ -22,3 +22,10 @@ class EngineStats:
     num_snapshots: int = 0  # resumable boundaries
     num_evictions: int = 0  # boundaries given up for room
     total_hit_tokens: int = 0  # prompt tokens that were resumed instead of computed
+    total_drafted_tokens: int = 0
+    total_accepted_tokens: int = 0  # drafts that became part of an answer
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted drafts per draft, None before the first one."""
+        return self.total_accepted_tokens / self.total_drafted_tokens if self.total_drafted_tokens else None

@@ -1,7 +1,7 @@
 """A toy model shared by the engine tests; each test gets its own engine on it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from dsv4_cluster.kv.pools import KVPools
 from dsv4_cluster.parallel.state import ParallelState
 from dsv4_cluster.protocol.output import FinishReason, TokenChunk
 from dsv4_cluster.protocol.request import GenerationRequest, SamplingParams, StopParams
+from dsv4_cluster.speculation.proposer import Proposer
 
 MakeEngine = Callable[..., EngineCore]
 
@@ -46,9 +47,19 @@ def toy_model(toy_dir) -> LoadedModel:
     )
 
 
+@pytest.fixture(scope="session")
+def toy_model_mtp(toy_dir) -> LoadedModel:
+    torch.set_num_threads(1)
+    speculation = SpeculationConfig(num_draft_tokens=1)
+    return load_model(toy_dir, EngineConfig(dtype="float32"), KVConfig(num_pages=1), speculation, ParallelState())
+
+
 @pytest.fixture
-def make_engine(toy_model) -> MakeEngine:
-    """make_engine(num_pages=, max_num_seqs=, max_num_batched_tokens=, **kv): a fresh engine whose pools hold NaN."""
+def make_engine(toy_model, request) -> MakeEngine:
+    """make_engine(num_pages=, max_num_seqs=, max_num_batched_tokens=, **kv): a fresh engine whose pools hold NaN.
+
+    num_draft_tokens: not 0 = with the MTP layer. proposer: makes the drafts instead of it.
+    """
 
     def make(
         *,
@@ -56,22 +67,18 @@ def make_engine(toy_model) -> MakeEngine:
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 2048,
         clock: Clock | None = None,
+        num_draft_tokens: int | str = 0,
+        proposer: Proposer | None = None,
         **kv_fields,
     ) -> EngineCore:
         kv = KVConfig(num_pages=num_pages, **kv_fields)
         engine = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-        pools = KVPools.allocate(toy_model.layout, num_pages, max_num_seqs, toy_model.device)
+        model = request.getfixturevalue("toy_model_mtp") if num_draft_tokens else toy_model
+        pools = KVPools.allocate(model.layout, num_pages, max_num_seqs, model.device)
         _poison(pools)
-        loaded = LoadedModel(
-            toy_model.config,
-            toy_model.model,
-            toy_model.layout,
-            pools,
-            toy_model.device,
-            num_pages * 256,
-            toy_model.think_end_token_id,
-        )
-        return EngineCore(loaded, engine, kv, clock=clock)
+        loaded = replace(model, pools=pools, max_model_len=num_pages * 256)
+        speculation = SpeculationConfig(num_draft_tokens=num_draft_tokens)
+        return EngineCore(loaded, engine, kv, speculation, proposer=proposer, clock=clock)
 
     return make
 
@@ -79,7 +86,7 @@ def make_engine(toy_model) -> MakeEngine:
 def _poison(pools: KVPools) -> None:
     """Unwritten rows read as NaN: an engine that looks at one shows it at once."""
     for cache in pools.layer_caches:
-        for rows in (cache.window, cache.compressed, cache.indexer, cache.state, cache.indexer_state):
+        for rows in (cache.window, cache.compressed, cache.indexer, cache.state, cache.indexer_state, cache.hidden):
             if rows is not None:
                 slots = torch.arange(rows.num_pages * rows.rows_per_page)
                 rows.write(slots, torch.full((len(slots), rows.format.dim), float("nan")))

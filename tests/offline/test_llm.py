@@ -1,7 +1,10 @@
 """The offline API: inputs, outputs, stop strings, seeds, errors, and a lazy import that costs a router nothing."""
 
+import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,9 +142,26 @@ def test_wrong_input_is_refused_and_nothing_stays_behind(llm, arguments, error, 
     llm.engine.check()
 
 
-def test_speculation_is_refused_until_it_exists(toy_dir):
-    with pytest.raises(ConfigError, match="num_draft_tokens is 2"):
-        LLM(toy_dir, num_draft_tokens=2)
+def test_drafts_are_counted_and_change_nothing(llm, toy_dir):
+    params = greedy(temperature=1.0, seed=3, max_tokens=40)
+    plain = llm.generate(prompt_token_ids=PROMPT, sampling_params=params)[0]
+
+    output = LLM(toy_dir, dtype="float32", num_pages=4, num_draft_tokens=2).generate(
+        prompt_token_ids=PROMPT, sampling_params=params
+    )[0]
+
+    assert output.token_ids == plain.token_ids
+    assert 0 < output.num_accepted < output.num_drafted
+    assert (plain.num_drafted, plain.num_accepted) == (0, 0)
+
+
+def test_speculation_with_a_dspark_drafter_is_refused(toy_dir, tmp_path):
+    directory = Path(shutil.copytree(toy_dir, tmp_path / "dspark"))
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"dspark_block_size": 5}))
+
+    with pytest.raises(ConfigError, match="num_draft_tokens is 2, but the checkpoint has a DSpark drafter"):
+        LLM(directory, num_draft_tokens=2)
 
 
 def test_a_context_limit_beyond_the_cache_is_refused_with_the_pages_needed(toy_dir):

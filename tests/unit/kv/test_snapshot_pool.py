@@ -23,7 +23,7 @@ def noisy_pools(kv_cache_dtype: str, seed: int) -> KVPools:
 
 def all_rows(pools: KVPools):
     for cache in pools.layer_caches:
-        for rows in (cache.window, cache.compressed, cache.indexer, cache.state, cache.indexer_state):
+        for rows in (cache.window, cache.compressed, cache.indexer, cache.state, cache.indexer_state, cache.hidden):
             if rows is not None:
                 yield rows
 
