@@ -13,7 +13,9 @@ import torch
 from dsv4_cluster.config.engine_config import EngineConfig
 from dsv4_cluster.config.kv_config import KVConfig
 from dsv4_cluster.config.speculation_config import SpeculationConfig
+from dsv4_cluster.engine.admission import check_request
 from dsv4_cluster.engine.core import EngineCore
+from dsv4_cluster.engine.draft_scores import DraftScorer
 from dsv4_cluster.errors import InvalidRequestError
 from dsv4_cluster.ids import new_request_id
 from dsv4_cluster.protocol import request as protocol
@@ -176,6 +178,8 @@ class LLM:
         kv = KVConfig(kv_cache_dtype=kv_cache_dtype, indexer_dtype=indexer_dtype, num_pages=num_pages)
         speculation = SpeculationConfig(num_draft_tokens=num_draft_tokens)
         self.engine = EngineCore.from_checkpoint(model_dir, engine, kv, speculation)
+        self._model_dir, self._kv, self._chunk_tokens = model_dir, kv, max_num_batched_tokens
+        self._scorer: DraftScorer | None = None
         self.tokenizer = TextTokenizer.from_checkpoint(model_dir)
 
     def generate(
@@ -211,6 +215,29 @@ class LLM:
             _request_output(text, [collectors[request.request_id] for request in group])
             for text, group in zip(texts, groups, strict=True)
         ]
+
+    def draft_logprobs(
+        self, prompt_token_ids: Sequence[int] | Sequence[Sequence[int]], top: int = 1
+    ) -> list[list[TokenLogprobs]]:
+        """What the MTP layer drafts along given texts, to measure acceptance offline; needs no num_draft_tokens.
+
+        Returns: per prompt one entry per row: entry i pairs the main model's streams at position i with token i + 1 and
+        holds the `top` most probable tokens of position i + 2 as {token_id: logprob}. A prompt of n tokens has n - 1.
+        Raises: ConfigError without a usable MTP layer, InvalidRequestError, PromptTooLongError.
+        """
+        if top < 1:
+            raise InvalidRequestError(f"top is {top}, at least 1 is needed")
+        _, prompts = self._inputs(None, prompt_token_ids)
+        for prompt in prompts:
+            request = GenerationRequest(
+                request_id="draft", prompt_token_ids=tuple(prompt), sampling=protocol.SamplingParams(max_tokens=1)
+            )
+            check_request(request, vocab_size=self.engine.config.vocab_size, max_model_len=self.engine.max_model_len)
+        if self._scorer is None:
+            self._scorer = DraftScorer.open(
+                self._model_dir, self.engine.loaded, self._kv, chunk_tokens=self._chunk_tokens
+            )
+        return [self._scorer.score(prompt, top) for prompt in prompts]
 
     def _run(self, collectors: dict[str, "_Collector"], later: dict[str, tuple[GenerationRequest, ...]]) -> None:
         """Step to the end. later: copies by the id of the first one; they start once it has computed the prompt they

@@ -106,6 +106,11 @@ class EngineCore:
         loaded = load_model(checkpoint_dir, engine, kv, speculation, parallel or ParallelState())
         return cls(loaded, engine, kv, speculation)
 
+    @property
+    def loaded(self) -> LoadedModel:
+        """What it runs on."""
+        return self._loaded
+
     def add(self, request: GenerationRequest, *, hold_after_prefill: bool = False) -> None:
         """Queue a request; with `hold_after_prefill` it stops after its first token and waits for export.
 

@@ -155,6 +155,32 @@ def test_drafts_are_counted_and_change_nothing(llm, toy_dir):
     assert (plain.num_drafted, plain.num_accepted) == (0, 0)
 
 
+def test_draft_logprobs_need_no_drafting_and_name_the_likeliest_drafts(llm):
+    one, two = llm.draft_logprobs([PROMPT, PROMPT[:5]], top=3), llm.draft_logprobs(PROMPT)
+
+    assert [len(entries) for entries in one] == [19, 4]
+    assert all(len(entry) == 3 and list(entry.values()) == sorted(entry.values(), reverse=True) for entry in one[0])
+    assert two == [[{next(iter(entry.items()))[0]: next(iter(entry.values()))} for entry in one[0]]]
+    assert llm.draft_logprobs([[7]]) == [[]]
+    assert not llm.engine.has_work()
+
+
+def test_draft_logprobs_along_an_answer_tell_what_greedy_drafts_were_right(llm, toy_dir):
+    params = greedy(max_tokens=30)
+    drafting = LLM(toy_dir, dtype="float32", num_pages=4, num_draft_tokens=1)
+    output = drafting.generate(prompt_token_ids=PROMPT, sampling_params=params)[0]
+
+    (entries,) = llm.draft_logprobs([[*PROMPT, *output.token_ids]])
+
+    # Row i drafts token i + 2; the first draft is that of the second answer token, and after a right one comes a gap.
+    answer, num_right, position = output.token_ids, 0, 1
+    while position < len(answer) - 1:
+        is_right = answer[position] in entries[len(PROMPT) + position - 2]
+        num_right += is_right
+        position += 1 + is_right
+    assert output.num_accepted == num_right
+
+
 def test_speculation_with_a_dspark_drafter_is_refused(toy_dir, tmp_path):
     directory = Path(shutil.copytree(toy_dir, tmp_path / "dspark"))
     config = json.loads((directory / "config.json").read_text())
