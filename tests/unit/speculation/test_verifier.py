@@ -17,7 +17,7 @@ def test_the_result_is_what_sampling_one_by_one_would_give(data, drafts):
 
     assert result == sampled[: len(result)]
     assert all(finite[: len(result)])
-    assert result[:-1] == drafts[: max(0, len(result) - 1)]  # every token but the last was needed as the next row's input
+    assert result[:-1] == drafts[: max(0, len(result) - 1)]  # each was the input of the row after it
     if len(result) <= len(drafts):  # something ended it: a wrong draft, or a row that is not finite
         assert (result and result[-1] != drafts[len(result) - 1]) or not finite[len(result)]
 
