@@ -31,6 +31,11 @@ class KVConfig(Settings):
     cache_thinking: bool = Field(
         True, description="keep answers that began with thoughts; of no use where the next turn drops the thoughts"
     )
+    host_memory_bytes: int = Field(0, ge=0, description="host memory for what falls out of the pools; 0 = none")
+    host_disk_bytes: int = Field(0, ge=0, description="local disk for what falls out of host memory; 0 = none")
+    host_disk_dir: str | None = Field(
+        None, description="where the files go, in a directory of their own; default: the system's temporary files"
+    )
 
     def snapshots_for(self, max_num_seqs: int) -> int:
         """Rows of the snapshot pool of an engine of `max_num_seqs` sequences."""

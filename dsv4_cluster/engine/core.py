@@ -30,7 +30,6 @@ from dsv4_cluster.engine.step import StepOutput, StepPlan
 from dsv4_cluster.errors import DeadlineExceededError, InvalidRequestError, NonFiniteLogitsError
 from dsv4_cluster.kv.manager import KVManager
 from dsv4_cluster.kv.snapshot import LiveSegment, SegmentShape, export_live, live_segment_shapes
-from dsv4_cluster.kv.snapshot_pool import SnapshotPool
 from dsv4_cluster.parallel.state import ParallelState
 from dsv4_cluster.protocol.output import FinishReason, PromptLogprobs, TokenChunk
 from dsv4_cluster.protocol.request import GenerationRequest
@@ -72,8 +71,7 @@ class EngineCore:
         self._clock = clock or MonotonicClock()
         self._runner = ModelRunner(loaded.model, vocab_size=loaded.config.vocab_size)
         self._kv = KVManager(kv.num_pages, engine.max_num_seqs)
-        snapshots = SnapshotPool(loaded.pools, kv.snapshots_for(engine.max_num_seqs))
-        self._residency = Residency(self._kv, loaded.pools, snapshots, kv)
+        self._residency = Residency(self._kv, loaded.pools, kv, max_num_seqs=engine.max_num_seqs)
         self._rows = SamplingRows(
             eos_token_id=loaded.config.eos_token_id,
             think_end_token_id=loaded.think_end_token_id,
@@ -197,10 +195,6 @@ class EngineCore:
             num_held=len(self._scheduler.held),
             free_pages=self._residency.available_pages,
             num_pages=self._kv.num_pages,
-            num_cached_pages=self._residency.num_cached_pages,
-            num_snapshots=self._residency.num_entries,
-            total_hit_tokens=self._residency.num_hit_tokens,
-            num_evictions=self._residency.num_evicted_entries,
             num_preemptions=self._scheduler.num_preemptions,
             total_prompt_tokens=self._num_prompt_tokens,
             total_generated_tokens=self._num_generated_tokens,
@@ -208,6 +202,7 @@ class EngineCore:
             last_step_ms=self._last_step_ms,
             total_drafted_tokens=self._drafting.num_drafted,
             total_accepted_tokens=self._drafting.num_accepted,
+            prefix_cache=self._residency.stats(),
         )
 
     def check(self) -> None:

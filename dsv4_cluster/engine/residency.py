@@ -8,15 +8,17 @@
 | `commit`                      | boundaries that the step reached join the prefix index                           |
 | `free`                        | pages stay with the index as far as it owns them                                 |
 
-Which boundaries are kept: the last one of the prompt, the last one of the answer so far (it replaces the one before),
-one every few pages, and those where prompts were seen to part. Each has a switch in `KVConfig`.
+Which boundaries are kept is decided in `boundaries.py`; what happens to bytes that fall out of the pools in `spill.py`.
 """
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from dsv4_cluster.config.kv_config import PAGE_TOKENS, KVConfig
+from dsv4_cluster.engine.boundaries import Boundaries, resume_limit
 from dsv4_cluster.engine.sequence import Sequence
+from dsv4_cluster.engine.spill import create_spill
 from dsv4_cluster.kv.manager import KVManager
 from dsv4_cluster.kv.page_table import num_pages_for
 from dsv4_cluster.kv.pools import KVPools
@@ -24,45 +26,47 @@ from dsv4_cluster.kv.prefix_index import (
     BLOCK_TOKENS,
     PrefixEntry,
     PrefixIndex,
-    SeenBlocks,
     chain_root,
     common_blocks,
     extend_chain,
 )
 from dsv4_cluster.kv.snapshot import LiveSegment, import_live
 from dsv4_cluster.kv.snapshot_pool import SnapshotPool
-
-_SEEN_BLOCKS_PER_PAGE = 8  # chains are remembered longer than their pages: a branch may show on the third visit
+from dsv4_cluster.protocol.stats import PrefixCacheStats
 
 
 class Residency:
     """Allocation side of one engine. Owns the prefix index; the manager and the pools are the engine's."""
 
-    def __init__(self, kv_manager: KVManager, pools: KVPools, snapshots: SnapshotPool, kv: KVConfig) -> None:
+    def __init__(self, kv_manager: KVManager, pools: KVPools, kv: KVConfig, *, max_num_seqs: int) -> None:
+        """Allocates the snapshot pool next to `pools`, and the second tier if `kv` gives it room."""
         self._kv = kv_manager
         self._pools = pools
-        self._snapshots = snapshots
-        self._config = kv
-        self._is_enabled = kv.prefix_cache and snapshots.rows.shape[0] > 0
-        self._index = PrefixIndex(snapshots.rows.shape[0])
-        self._seen = SeenBlocks(_SEEN_BLOCKS_PER_PAGE * kv_manager.num_pages)
-        self.num_hit_tokens = 0
-        self.num_evicted_entries = 0
+        self._snapshots = SnapshotPool(pools, kv.snapshots_for(max_num_seqs))
+        self._spill = create_spill(kv_manager, pools, self._snapshots, kv)
+        self._is_enabled = kv.snapshots_for(max_num_seqs) > 0
+        self._index = PrefixIndex(kv.snapshots_for(max_num_seqs))
+        self._boundaries = Boundaries(kv)
+        self._num_hits = 0
+        self._num_hit_tokens = 0
+        self._num_evictions = 0
 
     @property
     def available_pages(self) -> int:
         """Pages that no sequence owns; those of the prefix index are given up when they are needed."""
         return self._kv.free_pages + self._kv.leased_pages
 
-    @property
-    def num_cached_pages(self) -> int:
-        """Pages that only the prefix index owns."""
-        return self._kv.leased_pages
-
-    @property
-    def num_entries(self) -> int:
-        """Resumable boundaries, each with a snapshot."""
-        return len(self._index)
+    def stats(self) -> PrefixCacheStats:
+        """Counters of now."""
+        tier = PrefixCacheStats() if self._spill is None else self._spill.stats()
+        return replace(
+            tier,
+            num_cached_pages=self._kv.leased_pages,
+            num_snapshots=len(self._index),
+            total_hits=self._num_hits,
+            total_hit_tokens=self._num_hit_tokens,
+            total_evictions=self._num_evictions,
+        )
 
     def observe(self, sequence: Sequence) -> None:
         """Hash a new sequence's tokens, once, and note where it parts from earlier ones."""
@@ -71,7 +75,7 @@ class Residency:
         request, chain = sequence.request, sequence.chain
         chain.root = chain_root(request.tenant, request.cache_salt)
         extend_chain(chain.root, chain.keys, sequence.token_ids)
-        self._seen.add(chain.keys)
+        self._boundaries.observe(chain.keys)
 
     def admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence a slot and pages for all its tokens, and resume it as far as possible.
@@ -79,16 +83,19 @@ class Residency:
         Returns: False when slots or pages are short; nothing changed then.
         """
         chain = sequence.chain
-        entry = self._find(sequence)
-        if not (entry is not None and self._resume(sequence, entry)):
-            if not self._allocate(sequence.request_id, len(sequence.token_ids)):
-                return False
-            sequence.num_computed_tokens = 0
+        if not self._unspill(sequence):
+            entry = self._restore(sequence, self._find(sequence))
+            if not (entry is not None and self._resume(sequence, entry)):
+                if not self._allocate(sequence.request_id, len(sequence.token_ids)):
+                    return False
+                sequence.num_computed_tokens = 0
         if not chain.was_admitted:
             sequence.num_cached_tokens = sequence.num_computed_tokens
-            self.num_hit_tokens += sequence.num_computed_tokens
+            self._num_hits += sequence.num_computed_tokens > 0
+            self._num_hit_tokens += sequence.num_computed_tokens
         chain.was_admitted = True
         chain.prefill_end = len(sequence.token_ids)
+        self.forget(sequence)
         return True
 
     def adopt(self, sequence: Sequence, segments: Seq[LiveSegment]) -> bool:
@@ -124,8 +131,25 @@ class Residency:
         sequence.num_computed_tokens = 0
 
     def preempt(self, sequence: Sequence) -> None:
-        """Free a sequence that will be admitted again; it resumes from the boundaries it indexed."""
+        """Free a sequence that will be admitted again.
+
+        It resumes from what it indexed; where that would compute more than a block again, its live bytes are spilled.
+        """
+        num_tokens = sequence.num_computed_tokens
+        if self._spill is not None:
+            entry = self._find(sequence)
+            if num_tokens - (entry.num_tokens if entry else 0) >= BLOCK_TOKENS:
+                request_id = sequence.request_id
+                place = (self._kv.page_ids(request_id), self._kv.slot(request_id))
+                if self._spill.store_sequence(request_id, *place, num_tokens):
+                    sequence.chain.spilled_tokens = num_tokens
         self.free(sequence)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop the live bytes that are kept for a waiting sequence."""
+        if self._spill is not None and sequence.chain.spilled_tokens:
+            self._spill.forget_sequence(sequence.request_id)
+            sequence.chain.spilled_tokens = 0
 
     def fits_without(self, sequence: Sequence, others: Iterable[Sequence]) -> bool:
         """True when `admit` would succeed for sure once the others are gone, whatever can be resumed."""
@@ -138,15 +162,13 @@ class Residency:
         for key in sequence.chain.published:
             if key in self._index:
                 self._drop(key)
+            if self._spill is not None:
+                self._spill.forget_prefix(key)
 
     def cut(self, sequence: Sequence, end: int) -> int:
         """Where the prompt chunk from the last computed token towards `end` must end: the first kept boundary."""
-        if self._is_enabled:
-            first = (sequence.num_computed_tokens // BLOCK_TOKENS + 1) * BLOCK_TOKENS
-            for boundary in range(first, end, BLOCK_TOKENS):
-                if self._is_kept(sequence, boundary):
-                    return boundary
-        return end
+        boundary = self._boundaries.first_kept(sequence, end) if self._is_enabled else None
+        return end if boundary is None else boundary
 
     def is_coming(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
         """True when a running prompt is about to compute more of this sequence's prefix than can be resumed.
@@ -155,16 +177,20 @@ class Residency:
         """
         if not self._is_enabled:
             return False
-        limit = _resume_limit(sequence) // BLOCK_TOKENS
+        limit = resume_limit(sequence) // BLOCK_TOKENS
         entry = self._find(sequence)
+        resumable = entry.num_tokens if entry else 0
+        if self._spill is not None:
+            stored = self._spill.find_prefix(sequence.chain.keys, limit * BLOCK_TOKENS, above=resumable)
+            resumable = stored.num_tokens if stored else resumable
         for other in running:
             if other.num_computed_tokens >= other.chain.prefill_end:
                 continue
             num_blocks = min(limit, common_blocks(sequence.chain.keys, other.chain.keys))
             boundary = num_blocks * BLOCK_TOKENS
-            if boundary > max(other.num_computed_tokens, entry.num_tokens if entry else 0):
-                self._seen.mark(sequence.chain.keys[num_blocks - 1])
-                if self._is_kept(other, boundary):
+            if boundary > max(other.num_computed_tokens, resumable):
+                self._boundaries.mark_branch(sequence.chain.keys[num_blocks - 1])
+                if self._boundaries.is_kept(other, boundary):
                     return True
         return False
 
@@ -180,7 +206,9 @@ class Residency:
         chain = sequence.chain
         extend_chain(chain.root, chain.keys, sequence.token_ids[:end])
         is_answer = boundary >= chain.prefill_end
-        if not (self._is_kept(sequence, boundary) or (is_answer and self._indexes_answer(sequence))):
+        if not (
+            self._boundaries.is_kept(sequence, boundary) or (is_answer and self._boundaries.keeps_answer(sequence))
+        ):
             return
         self._publish(sequence, boundary)
 
@@ -190,12 +218,52 @@ class Residency:
         self._index.check()
         keys = {entry.key for entry in self._index.least_recent()}
         assert self._kv.lease_keys() == keys, f"{len(self._kv.lease_keys())} leases, {len(keys)} entries"
+        if self._spill is not None:
+            self._spill.check()
 
     def _find(self, sequence: Sequence) -> PrefixEntry | None:
         if not self._is_enabled:
             return None
         extend_chain(sequence.chain.root, sequence.chain.keys, sequence.token_ids)
-        return self._index.find(sequence.chain.keys, _resume_limit(sequence))
+        return self._index.find(sequence.chain.keys, resume_limit(sequence))
+
+    def _restore(self, sequence: Sequence, entry: PrefixEntry | None) -> PrefixEntry | None:
+        """A longer prefix from the second tier as a new entry, or `entry` when there is none or no room for it."""
+        if self._spill is None or not self._is_enabled:
+            return entry
+        limit, above = resume_limit(sequence), entry.num_tokens if entry else 0
+        stored = self._spill.find_prefix(sequence.chain.keys, limit, above=above)
+        if stored is None:
+            return entry
+        num_pages = num_pages_for(stored.num_tokens)
+        num_more = num_pages_for(len(sequence.token_ids)) - stored.num_tokens // PAGE_TOKENS
+        if self._kv.free_slots == 0 or num_pages + num_more > self.available_pages:
+            return entry
+        loaded = self._spill.load_prefix(stored)
+        if loaded is None or not self._make_room(num_pages):
+            return self._find(sequence)
+        if self._index.free_snapshots == 0:
+            self._evict(next(self._index.least_recent()))
+        page_ids = self._kv.lease_new(stored.key, num_pages)
+        assert page_ids is not None, (num_pages, self._kv.free_pages)
+        restored = self._index.insert(stored.key, stored.num_tokens, page_ids)
+        assert restored is not None, self._index.num_snapshots
+        self._spill.restore_prefix(loaded, restored)
+        return restored
+
+    def _unspill(self, sequence: Sequence) -> bool:
+        """Give a preempted sequence its live bytes back. False = they are not there, or there is no room."""
+        request_id, num_tokens = sequence.request_id, sequence.chain.spilled_tokens
+        if self._spill is None or num_tokens == 0 or not self._allocate(request_id, len(sequence.token_ids)):
+            return False
+        sequence.chain.spilled_tokens = 0
+        segments = self._spill.load_sequence(request_id, num_tokens)
+        if segments is None:
+            self._kv.free(request_id)
+            return False
+        import_live(self._pools, self._kv.page_ids(request_id), self._kv.slot(request_id), num_tokens, segments)
+        sequence.num_computed_tokens = num_tokens
+        return True
 
     def _resume(self, sequence: Sequence, entry: PrefixEntry) -> bool:
         """Continue a past computation: share its full pages, copy a half filled one, restore the rings."""
@@ -240,8 +308,10 @@ class Residency:
         return self._kv.num_owners(last) == self._index.num_ending_at(last)
 
     def _evict(self, entry: PrefixEntry) -> None:
+        if self._spill is not None:
+            self._spill.store_prefix(entry)
         self._drop(entry.key)
-        self.num_evicted_entries += 1
+        self._num_evictions += 1
 
     def _drop(self, key: bytes) -> None:
         self._index.remove(key)
@@ -250,7 +320,10 @@ class Residency:
     def _publish(self, sequence: Sequence, boundary: int) -> None:
         chain, key = sequence.chain, sequence.chain.keys[boundary // BLOCK_TOKENS - 1]
         if boundary >= chain.prefill_end:
-            replaced, chain.rolling_key = chain.rolling_key, None if self._is_kept(sequence, boundary) else key
+            replaced, chain.rolling_key = (
+                chain.rolling_key,
+                None if self._boundaries.is_kept(sequence, boundary) else key,
+            )
             if replaced is not None and replaced in self._index:
                 self._drop(replaced)
         if key in self._index:
@@ -265,39 +338,6 @@ class Residency:
         self._snapshots.save(entry.snapshot_id, self._kv.slot(sequence.request_id), boundary)
         chain.published.append(key)
 
-    def _is_kept(self, sequence: Sequence, boundary: int) -> bool:
-        """True when policy wants a snapshot there whatever comes later."""
-        config, chain = self._config, sequence.chain
-        if boundary > sequence.num_prompt_tokens and not self._indexes_answer(sequence):
-            return False
-        if config.snapshot_prompt_end and boundary in (
-            _last_boundary(sequence.num_prompt_tokens - 1),
-            _last_boundary(chain.prefill_end - 1),
-        ):
-            return True
-        if config.snapshot_every_pages and boundary % (config.snapshot_every_pages * PAGE_TOKENS) == 0:
-            return True
-        block = boundary // BLOCK_TOKENS - 1
-        return config.snapshot_branches and block < len(chain.keys) and self._seen.is_branch(chain.keys[block])
-
-    def _indexes_answer(self, sequence: Sequence) -> bool:
-        config = self._config
-        return config.snapshot_answer_end and (config.cache_thinking or not sequence.request.thinking)
-
     def _is_in_rings(self, boundary: int, end: int) -> bool:
         """True while the rings still hold the rows before `boundary`: they keep `headroom` more than the live ones."""
         return end - boundary <= self._pools.layout.headroom
-
-
-def _last_boundary(num_tokens: int) -> int:
-    return num_tokens // BLOCK_TOKENS * BLOCK_TOKENS
-
-
-def _resume_limit(sequence: Sequence) -> int:
-    """Most tokens that may come from the cache: the last one gives the logits, and so does the one before the first
-    prompt log-probability that is still missing."""
-    limit = len(sequence.token_ids) - 1
-    if sequence.request.sampling.prompt_logprobs is None:
-        return limit
-    missing = (p for p in range(1, sequence.num_prompt_tokens) if p not in sequence.prompt_logprobs)
-    return min(limit, next(missing, limit + 1) - 1)

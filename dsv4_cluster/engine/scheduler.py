@@ -70,6 +70,7 @@ class Scheduler:
         self._with_deadline.pop(sequence.request_id, None)
         if sequence.status is SequenceStatus.WAITING:
             self.waiting.remove(sequence)
+            self._residency.forget(sequence)
             return
         if sequence.status is SequenceStatus.HELD:
             del self.held[sequence.request_id]

@@ -27,6 +27,7 @@ class PrefixChain:
     rolling_key: bytes | None = None  # boundary that the next one of this answer replaces
     prefill_end: int = 0  # tokens known when the sequence was last admitted; later ones are decoded
     was_admitted: bool = False
+    spilled_tokens: int = 0  # computed tokens whose live bytes the second tier keeps while the sequence waits
 
 
 @dataclass(slots=True)

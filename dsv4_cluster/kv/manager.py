@@ -31,6 +31,8 @@ class KVManager:
         self._leases: dict[Hashable, tuple[int, ...]] = {}
         self._num_owners = [0] * num_pages  # by page: sequences and leases
         self._num_sequences = [0] * num_pages  # by page: sequences only
+        self._allocations = [0] * num_pages  # by page: which allocation it is, never used twice
+        self._num_allocations = 0
         self._num_in_use = 0  # pages that some sequence owns
 
     @property
@@ -70,7 +72,7 @@ class KVManager:
         if self.free_slots == 0 or num_new > self.free_pages:
             return False
         slots = self._slots.take(1)
-        page_ids = self._pages.take(num_new)
+        page_ids = self._take(num_new)
         assert slots is not None and page_ids is not None, (self.free_slots, self.free_pages, num_tokens)
         self._owned[seq_id] = _Owned(slots[0], [*shared, *page_ids])
         self._use(self._owned[seq_id].page_ids)
@@ -82,7 +84,7 @@ class KVManager:
         missing = num_pages_for(num_tokens) - len(owned.page_ids)
         if missing <= 0:
             return True
-        page_ids = self._pages.take(missing)
+        page_ids = self._take(missing)
         if page_ids is None:
             return False
         owned.page_ids += page_ids
@@ -109,6 +111,20 @@ class KVManager:
             assert self._num_owners[page_id] > 0, f"page {page_id} has no owner to share it with"
             self._num_owners[page_id] += 1
         self._leases[key] = tuple(page_ids)
+
+    def lease_new(self, key: Hashable, num_pages: int) -> list[int] | None:
+        """Lease free pages. None = not enough of them."""
+        assert key not in self._leases, f"{key!r} is leased already"
+        page_ids = self._take(num_pages)
+        if page_ids is not None:
+            for page_id in page_ids:
+                self._num_owners[page_id] += 1
+            self._leases[key] = tuple(page_ids)
+        return page_ids
+
+    def allocation(self, page_id: int) -> int:
+        """Number of the allocation that the page is: another one whenever it was free in between."""
+        return self._allocations[page_id]
 
     def release(self, key: Hashable) -> None:
         """End a lease; pages without another owner become free."""
@@ -161,6 +177,13 @@ class KVManager:
             assert counted == found, f"page {page_id} counts {counted} (owners, sequences), {found} own it"
         assert self._num_in_use == len(sequences), (self._num_in_use, len(sequences))
         _check_partition("slot", self._slots, [owned.slot for owned in self._owned.values()])
+
+    def _take(self, num_pages: int) -> list[int] | None:
+        page_ids = self._pages.take(num_pages)
+        for page_id in page_ids or ():
+            self._num_allocations += 1
+            self._allocations[page_id] = self._num_allocations
+        return page_ids
 
     def _use(self, page_ids: Sequence[int]) -> None:
         for page_id in page_ids:

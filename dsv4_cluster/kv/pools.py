@@ -32,10 +32,24 @@ class KVPools:
 
     def copy_page(self, source: int, target: int) -> None:
         """Copy the entries of one page to another, in every layer."""
-        for cache in self.layer_caches:
-            for rows in (cache.compressed, cache.indexer):
-                if rows is not None:
-                    rows.pages[target].copy_(rows.pages[source])
+        for pages in self._paged():
+            pages[target].copy_(pages[source])
+
+    def read_page(self, page_id: int) -> torch.Tensor:
+        """The bytes of one page over all layers, copied. Returns: [layout.page_bytes] uint8."""
+        return torch.cat([pages[page_id] for pages in self._paged()])
+
+    def write_page(self, page_id: int, data: torch.Tensor) -> None:
+        """Put bytes from `read_page` into a page."""
+        offset = 0
+        for pages in self._paged():
+            pages[page_id].copy_(data[offset : offset + pages.shape[1]])
+            offset += pages.shape[1]
+
+    def _paged(self) -> list[torch.Tensor]:
+        """Memory of the pools that pages index: each [num_pages, bytes] uint8."""
+        pools = [rows for cache in self.layer_caches for rows in (cache.compressed, cache.indexer)]
+        return [rows.pages for rows in pools if rows is not None]
 
 
 def pool_rows(cache: LayerCache, pool: str) -> tuple[PagedRows, ...]:

@@ -1,6 +1,24 @@
 """Counters of one engine, cheap to take at any time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixCacheStats:
+    """What the prefix cache holds and did, second tier included. A hit is a request that resumed somewhere."""
+
+    num_cached_pages: int = 0  # that no sequence owns
+    num_snapshots: int = 0  # resumable boundaries in the pools
+    total_hits: int = 0
+    total_hit_tokens: int = 0  # prompt tokens that were resumed instead of computed
+    total_evictions: int = 0  # boundaries that gave way
+    host_bytes: int = 0  # in host memory now
+    disk_bytes: int = 0  # in files now
+    total_bytes_stored: int = 0  # into the second tier
+    total_bytes_restored: int = 0  # out of it
+    total_host_hits: int = 0  # restored from host memory
+    total_disk_hits: int = 0  # restored with at least one file
+    total_tier_failures: int = 0  # blobs that were damaged, short or unreadable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,10 +36,7 @@ class EngineStats:
     total_generated_tokens: int
     num_steps: int
     last_step_ms: float
-    num_cached_pages: int = 0  # that only the prefix cache owns
-    num_snapshots: int = 0  # resumable boundaries
-    num_evictions: int = 0  # boundaries given up for room
-    total_hit_tokens: int = 0  # prompt tokens that were resumed instead of computed
+    prefix_cache: PrefixCacheStats = field(default_factory=PrefixCacheStats)
     total_drafted_tokens: int = 0
     total_accepted_tokens: int = 0  # drafts that became part of an answer
 

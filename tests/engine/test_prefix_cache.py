@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsv4_cluster.engine.core import EngineCore
+from dsv4_cluster.protocol.stats import PrefixCacheStats
 
 
 def random_tokens(count: int, seed: int) -> list[int]:
@@ -119,7 +120,7 @@ def test_prompts_that_arrive_together_compute_their_common_beginning_once(
     run(engine, *requests)
 
     assert sum(counts) == 700 + 3 * (700 - 512)
-    assert engine.stats().total_hit_tokens == 3 * 512
+    assert engine.stats().prefix_cache.total_hit_tokens == 3 * 512
 
 
 def test_a_preempted_sequence_resumes_from_its_own_prefix(make_engine, make_request, run, assert_same, computed_tokens):
@@ -200,7 +201,7 @@ def test_a_failed_request_leaves_nothing_to_resume_from(make_engine, ask, toy_mo
         with torch.no_grad():
             embedding[7] = healthy
 
-    assert engine.stats().num_snapshots == 0
+    assert engine.stats().prefix_cache.num_snapshots == 0
     assert ask(engine, prompt).chunks[0].num_cached_tokens == 0
 
 
@@ -210,7 +211,7 @@ def test_without_the_cache_nothing_is_kept(make_engine, ask):
     answers = [ask(engine, 300), ask(engine, 300)]
 
     assert [answer.chunks[0].num_cached_tokens for answer in answers] == [0, 0]
-    assert engine.stats().num_cached_pages == engine.stats().num_snapshots == 0
+    assert engine.stats().prefix_cache == PrefixCacheStats()
 
 
 turns = st.tuples(

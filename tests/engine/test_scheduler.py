@@ -31,13 +31,21 @@ arrivals = st.lists(
     st.sampled_from([1, 7, 64, 1000]),
     st.sampled_from([4, 6, 9]),
     st.sampled_from([0, 1, 3, 20]),
+    st.sampled_from([(0, 0), (400_000, 0), (0, 600_000), (300_000, 10**8)]),  # host memory and disk, bytes
     st.data(),
 )
 def test_every_request_finishes_whatever_arrives_and_leaves(
-    arrivals, max_num_seqs, budget, num_pages, num_snapshots, data
+    arrivals, max_num_seqs, budget, num_pages, num_snapshots, tier, data
 ):
     budget = budget if len(arrivals) < 4 else max(budget, 64)
-    harness = SchedulerHarness(num_pages, max_num_seqs, budget, num_snapshots=num_snapshots)
+    harness = SchedulerHarness(
+        num_pages,
+        max_num_seqs,
+        budget,
+        num_snapshots=num_snapshots,
+        host_memory_bytes=tier[0],
+        host_disk_bytes=tier[1],
+    )
     aborted = set()
     capacity = num_pages * PAGE_TOKENS
     for i, (family, num_common, num_own, max_tokens, steps_before_next, priority, tenant) in enumerate(arrivals):

@@ -10,7 +10,6 @@ from dsv4_cluster.engine.step import StepPlan
 from dsv4_cluster.kv.layout import KVLayout
 from dsv4_cluster.kv.manager import KVManager
 from dsv4_cluster.kv.pools import KVPools
-from dsv4_cluster.kv.snapshot_pool import SnapshotPool
 from dsv4_cluster.protocol.request import GenerationRequest, SamplingParams
 from dsv4_cluster.tools.presets import preset_config
 
@@ -21,9 +20,8 @@ def make_residency(kv: KVConfig, max_num_seqs: int) -> tuple[KVManager, Residenc
     """The allocation side of an engine on pools of the toy model."""
     layout = KVLayout.build(preset_config("toy"), kv, torch.bfloat16, fingerprint="weights")
     pools = KVPools.allocate(layout, kv.num_pages, max_num_seqs, "cpu")
-    snapshots = SnapshotPool(pools, kv.snapshots_for(max_num_seqs))
     manager = KVManager(kv.num_pages, max_num_seqs)
-    return manager, Residency(manager, pools, snapshots, kv)
+    return manager, Residency(manager, pools, kv, max_num_seqs=max_num_seqs)
 
 
 class SchedulerHarness:
