@@ -83,18 +83,16 @@ class Residency:
         Returns: False when slots or pages are short; nothing changed then.
         """
         chain = sequence.chain
-        if not self._unspill(sequence):
-            entry = self._restore(sequence, self._find(sequence))
-            if not (entry is not None and self._resume(sequence, entry)):
-                if not self._allocate(sequence.request_id, len(sequence.token_ids)):
-                    return False
-                sequence.num_computed_tokens = 0
+        chain.prefill_end = len(sequence.token_ids)
+        if not (self._unspill(sequence) or self._continue(sequence)):
+            if not self._allocate(sequence.request_id, len(sequence.token_ids)):
+                return False
+            sequence.num_computed_tokens = 0
         if not chain.was_admitted:
             sequence.num_cached_tokens = sequence.num_computed_tokens
             self._num_hits += sequence.num_computed_tokens > 0
             self._num_hit_tokens += sequence.num_computed_tokens
         chain.was_admitted = True
-        chain.prefill_end = len(sequence.token_ids)
         self.forget(sequence)
         return True
 
@@ -227,29 +225,33 @@ class Residency:
         extend_chain(sequence.chain.root, sequence.chain.keys, sequence.token_ids)
         return self._index.find(sequence.chain.keys, resume_limit(sequence))
 
-    def _restore(self, sequence: Sequence, entry: PrefixEntry | None) -> PrefixEntry | None:
-        """A longer prefix from the second tier as a new entry, or `entry` when there is none or no room for it."""
+    def _continue(self, sequence: Sequence) -> bool:
+        """Resume from the longest prefix of either tier. False = there is none, or no room for it."""
+        entry = self._find(sequence)
+        if self._restore(sequence, entry):
+            return True
+        entry = self._find(sequence)  # again: making room may have cost the first one
+        return entry is not None and self._resume(sequence, entry)
+
+    def _restore(self, sequence: Sequence, entry: PrefixEntry | None) -> bool:
+        """Continue a past computation that only the second tier has, if it goes further than `entry`.
+
+        Its bytes are read and verified before any page is touched, so evictions on the way cannot harm it.
+        """
+        num_tokens, request_id = len(sequence.token_ids), sequence.request_id
         if self._spill is None or not self._is_enabled:
-            return entry
-        limit, above = resume_limit(sequence), entry.num_tokens if entry else 0
-        stored = self._spill.find_prefix(sequence.chain.keys, limit, above=above)
-        if stored is None:
-            return entry
-        num_pages = num_pages_for(stored.num_tokens)
-        num_more = num_pages_for(len(sequence.token_ids)) - stored.num_tokens // PAGE_TOKENS
-        if self._kv.free_slots == 0 or num_pages + num_more > self.available_pages:
-            return entry
+            return False
+        above = entry.num_tokens if entry else 0
+        stored = self._spill.find_prefix(sequence.chain.keys, resume_limit(sequence), above=above)
+        if stored is None or self._kv.free_slots == 0 or num_pages_for(num_tokens) > self.available_pages:
+            return False
         loaded = self._spill.load_prefix(stored)
-        if loaded is None or not self._make_room(num_pages):
-            return self._find(sequence)
-        if self._index.free_snapshots == 0:
-            self._evict(next(self._index.least_recent()))
-        page_ids = self._kv.lease_new(stored.key, num_pages)
-        assert page_ids is not None, (num_pages, self._kv.free_pages)
-        restored = self._index.insert(stored.key, stored.num_tokens, page_ids)
-        assert restored is not None, self._index.num_snapshots
-        self._spill.restore_prefix(loaded, restored)
-        return restored
+        if loaded is None or not self._allocate(request_id, num_tokens):
+            return False
+        self._spill.restore_prefix(loaded, self._kv.page_ids(request_id), self._kv.slot(request_id))
+        sequence.num_computed_tokens = stored.num_tokens
+        self._publish(sequence, stored.num_tokens)
+        return True
 
     def _unspill(self, sequence: Sequence) -> bool:
         """Give a preempted sequence its live bytes back. False = they are not there, or there is no room."""

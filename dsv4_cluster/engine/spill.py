@@ -7,6 +7,7 @@ A preempted sequence is stored as its live bytes at exactly the token where it w
 """
 
 import struct
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,13 +84,15 @@ class Spill:
             from_disk |= found[1]
         return LoadedPrefix(entry, parts[:-1], parts[-1], from_disk)
 
-    def restore_prefix(self, loaded: LoadedPrefix, entry: PrefixEntry) -> None:
-        """Write a loaded prefix into the pages and the snapshot of a new entry."""
-        for i, (page_id, data) in enumerate(zip(entry.page_ids, loaded.pages, strict=True)):
+    def restore_prefix(self, loaded: LoadedPrefix, page_ids: Seq[int], slot: int) -> None:
+        """Write a loaded prefix into the first pages and the rings of a sequence."""
+        num_tokens = loaded.entry.num_tokens
+        for page_id, data in zip(page_ids, loaded.pages, strict=False):
             self._pools.write_page(page_id, data)
-            name, _ = _NAME.unpack(loaded.entry.blobs[i][len(_PAGE) :])
-            self._names[self._kv.allocation(page_id)] = name
-        self._snapshots.rows[entry.snapshot_id].copy_(loaded.snapshot)
+        self._snapshots.load_bytes(loaded.snapshot, slot, num_tokens)
+        # A half filled page gets a name of its own: what fills it up differs from what once filled the stored one.
+        for page_id, blob in zip(page_ids[: num_tokens // PAGE_TOKENS], loaded.entry.blobs, strict=False):
+            self._names[self._kv.allocation(page_id)] = _NAME.unpack(blob[len(_PAGE) :])[0]
         num_bytes = sum(data.numel() for data in loaded.pages) + loaded.snapshot.numel()
         self._tier.count_hit(num_bytes, from_disk=loaded.from_disk)
         if len(self._names) > 4 * self._kv.num_pages:

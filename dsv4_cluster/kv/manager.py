@@ -112,16 +112,6 @@ class KVManager:
             self._num_owners[page_id] += 1
         self._leases[key] = tuple(page_ids)
 
-    def lease_new(self, key: Hashable, num_pages: int) -> list[int] | None:
-        """Lease free pages. None = not enough of them."""
-        assert key not in self._leases, f"{key!r} is leased already"
-        page_ids = self._take(num_pages)
-        if page_ids is not None:
-            for page_id in page_ids:
-                self._num_owners[page_id] += 1
-            self._leases[key] = tuple(page_ids)
-        return page_ids
-
     def allocation(self, page_id: int) -> int:
         """Number of the allocation that the page is: another one whenever it was free in between."""
         return self._allocations[page_id]

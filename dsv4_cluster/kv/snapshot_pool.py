@@ -49,7 +49,11 @@ class SnapshotPool:
 
     def load(self, snapshot_id: int, slot: int, num_tokens: int) -> None:
         """Copy the boundary `num_tokens` into the rings of `slot`."""
-        data, offset = self.rows[snapshot_id], 0
+        self.load_bytes(self.rows[snapshot_id], slot, num_tokens)
+
+    def load_bytes(self, data: torch.Tensor, slot: int, num_tokens: int) -> None:
+        """The same from a copy of a snapshot. data: [snapshot_bytes] uint8, on any device."""
+        data, offset = data.to(self.rows.device), 0
         for rows, slots in self._ring_rows(slot, num_tokens):
             num_bytes = slots.shape[0] * rows.row_bytes
             rows.write_raw(slots, data[offset : offset + num_bytes].view(-1, rows.row_bytes))

@@ -224,9 +224,15 @@ turns = st.tuples(
 
 def test_random_conversations_read_the_same_warm_and_cold(make_engine, ask, assert_same):
     @settings(max_examples=4, deadline=None, database=None)
-    @given(st.lists(turns, min_size=3, max_size=5), st.sampled_from([64, 300, 2048]), st.sampled_from([6, 30]))
-    def check(turns, budget, num_pages):
-        engine = make_engine(num_pages=num_pages, max_num_seqs=2, max_num_batched_tokens=budget)
+    @given(st.lists(turns, min_size=3, max_size=5), st.sampled_from([64, 300, 2048]), st.sampled_from([0, 10**8]))
+    def check(turns, budget, host_memory_bytes):
+        num_pages = 6 if host_memory_bytes else 30
+        engine = make_engine(
+            num_pages=num_pages,
+            max_num_seqs=2,
+            max_num_batched_tokens=budget,
+            host_memory_bytes=host_memory_bytes,
+        )
         cold_engine = make_engine(num_pages=30, max_num_seqs=2, max_num_batched_tokens=budget, prefix_cache=False)
         beginnings = [random_tokens(150 * (i + 1), 70 + i) for i in range(3)]
         histories = [[*tokens] for tokens in beginnings]
