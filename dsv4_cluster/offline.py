@@ -164,7 +164,7 @@ class LLM:
 
         num_draft_tokens: tokens that the MTP layer drafts per step, 0 to 4, or "auto" to follow acceptance and load;
         answers are those of plain decoding. num_pages: cache size in pages of 256 tokens.
-        dtype auto: float32 on CPU, bfloat16 on CUDA.
+        dtype auto: bfloat16, but float32 on a CPU without fast bf16 (AVX-512 BF16 and a C compiler).
         Raises: CheckpointError, ConfigError, pydantic.ValidationError on values out of range.
         """
         engine = EngineConfig(

@@ -11,7 +11,7 @@ class EngineConfig(Settings):
     """What the scheduler and the model runner may use."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="compute dtype; auto = bfloat16 on CUDA, float32 on CPU"
+        "auto", description="compute dtype; auto = bfloat16, float32 on a CPU without fast bf16"
     )
     device: str = Field("cpu", description="torch device of the rank, such as cpu or cuda")
     max_num_seqs: int = Field(64, ge=1, le=4096, description="sequences that run at the same time")

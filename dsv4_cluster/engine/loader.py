@@ -15,10 +15,11 @@ from dsv4_cluster.kv.layout import KVLayout
 from dsv4_cluster.kv.pools import KVPools
 from dsv4_cluster.model.mtp import MTPModule
 from dsv4_cluster.model.transformer import Transformer
-from dsv4_cluster.model.weight_map import load_weights
+from dsv4_cluster.model.weight_map import load_weights, pack_weights
 from dsv4_cluster.parallel.state import ParallelState
 from dsv4_cluster.tokenizer.text import THINK_END, special_token_id
 from dsv4_cluster.weights.reader import Checkpoint
+from dsv4_kernels.dispatch import choose
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -59,6 +60,7 @@ def load_model(
         config, parallel, dtype=dtype, device=device, kv_cache_dtype=kv.kv_cache_dtype, indexer_dtype=kv.indexer_dtype
     )
     load_weights(model, checkpoint, parallel)
+    pack_weights(model)
     mtp = load_mtp(checkpoint, kv, parallel, dtype=dtype, device=device) if num_mtp_layers else None
     pools = KVPools.allocate(layout, kv.num_pages, engine.max_num_seqs, device)
     think_end = special_token_id(checkpoint_dir, THINK_END)
@@ -71,13 +73,15 @@ def load_mtp(
     """The checkpoint's MTP layer with its weights. Raises: CheckpointError."""
     mtp = MTPModule(checkpoint.config, parallel, dtype=dtype, device=device, kv_cache_dtype=kv.kv_cache_dtype)
     load_weights(mtp, checkpoint, parallel, prefix="mtp.0.")
+    pack_weights(mtp)
     return mtp.eval()
 
 
 def compute_dtype(engine: EngineConfig, device: torch.device) -> torch.dtype:
-    """The dtype of weights and activations; `auto` is fp32 on CPU, where bf16 is slower, and bf16 elsewhere."""
+    """The dtype of weights and activations; `auto` is bf16, or fp32 on CPUs where torch's bf16 would be slower."""
     if engine.dtype == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
+        is_fast = device.type != "cpu" or choose("gemm", device, torch.bfloat16) == "native"
+        return torch.bfloat16 if is_fast else torch.float32
     return _DTYPES[engine.dtype]
 
 

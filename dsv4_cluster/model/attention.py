@@ -7,6 +7,7 @@ from torch import nn
 
 from dsv4_cluster.config.model_config import ModelConfig
 from dsv4_cluster.kv.views import LayerCache
+from dsv4_cluster.model.block_lists import attend_chunk, attend_rows, in_order, pad_columns
 from dsv4_cluster.model.compressor import Compressor
 from dsv4_cluster.model.indexer import Indexer
 from dsv4_cluster.model.linear import GroupedLinear, Linear, RowParallelLinear, local_size
@@ -14,9 +15,9 @@ from dsv4_cluster.model.norm import RMSNorm
 from dsv4_cluster.model.step_index import Chunk, StepIndex
 from dsv4_cluster.parallel.state import ParallelState
 from dsv4_kernels.attention import masked_attention, paged_attention
-from dsv4_kernels.norm import rms_norm
+from dsv4_kernels.dispatch import choose
 from dsv4_kernels.quant import fake_quant_kv
-from dsv4_kernels.rope import apply_rope_
+from dsv4_kernels.rope import apply_rope_, norm_rope
 
 _TILE_ROWS = 128  # queries of a long chunk per product
 _TILE_VALUES = 1 << 24  # fp32 logits held at once: 64 MiB
@@ -53,13 +54,14 @@ class Attention(nn.Module):
         sink = torch.empty(self._num_heads, dtype=torch.float32, device=device)
         self.attn_sink = nn.Parameter(sink, requires_grad=False)
         self._ratio = config.compress_ratio(layer_id)
-        self.compressor = Compressor(config, self._ratio, dim, device=device) if self._ratio else None
+        self.compressor = Compressor(config, self._ratio, dim, dtype=dtype, device=device) if self._ratio else None
         self.indexer: Indexer | None = None
         if self._ratio == 4:
             self.indexer = Indexer(config, dtype=dtype, device=device, indexer_dtype=indexer_dtype)
         self._is_fp8 = kv_cache_dtype == "fp8"
         self._config = config
         self._scale = dim**-0.5
+        self._uses_lists = choose("attention", device, dtype) == "native"
 
     def forward(self, x: torch.Tensor, index: StepIndex, cache: LayerCache) -> torch.Tensor:
         """x: [T, D], normed. Mutates the layer's pools: entries before they are read, ring rows at the end.
@@ -69,8 +71,8 @@ class Attention(nn.Module):
         num_tokens, cis = x.shape[0], index.cis(self._ratio)
         qr = self.q_norm(self.wq_a(x))
         q = self.wq_b(qr).view(num_tokens, self._num_heads, -1)  # [T, H, dim]
-        q = apply_rope_(rms_norm(q, None, self._config.rms_norm_eps), cis)
-        kv = apply_rope_(self.kv_norm(self.wkv(x)), cis)  # [T, dim]
+        q = norm_rope(q, None, self._config.rms_norm_eps, cis)
+        kv = norm_rope(self.wkv(x), self.kv_norm.weight, self._config.rms_norm_eps, cis)  # [T, dim]
         selected: Mapping[int, torch.Tensor] = {}
         if self.compressor is not None:
             assert cache.state is not None and cache.compressed is not None, self._ratio
@@ -78,13 +80,15 @@ class Attention(nn.Module):
             self.compressor(x, index, index.compress_plan(cache), cache.state, cache.compressed)
         if self.indexer is not None:
             selected = self.indexer(x, qr, index, cache)
+            if self._uses_lists:
+                selected = {seq: in_order(ids) for seq, ids in selected.items()}
         out = self._attend(q, kv, index, cache, selected)
         out = apply_rope_(out, cis, inverse=True)  # makes the rotary part a function of relative positions
         return self.wo_b(self.wo_a(out.flatten(1)))  # type: ignore[no-any-return]
 
     def store_window(self, x: torch.Tensor, index: StepIndex, cache: LayerCache) -> None:
         """Only write the window rows. x: [T, D], normed; at most a ring of rows per sequence."""
-        kv = apply_rope_(self.kv_norm(self.wkv(x)), index.cis(self._ratio))
+        kv = norm_rope(self.wkv(x), self.kv_norm.weight, self._config.rms_norm_eps, index.cis(self._ratio))
         cache.window.write(index.window_writes(), kv)
 
     def _attend(
@@ -122,6 +126,14 @@ class Attention(nn.Module):
         """Short chunks: write the window rows, then read everything through slots."""
         assert index.paged is not None
         cache.window.write(index.paged.write_slots, kv)
+        if self._uses_lists:
+            entries = None
+            if cache.compressed is not None:
+                entries = pad_columns(self._paged_entry_slots(index, cache.compressed.rows_per_page, selected))
+            is_selected = any(span.seq in selected for span in index.paged.spans)
+            return attend_rows(
+                q, index, cache, entries, is_selected=is_selected, sink=self.attn_sink, scale=self._scale
+            )
         pools, slots = [cache.window], [index.paged.window_slots]
         if cache.compressed is not None:
             pools.append(cache.compressed)
@@ -154,6 +166,8 @@ class Attention(nn.Module):
         selected: torch.Tensor | None,
     ) -> torch.Tensor:
         """A long chunk: tiles of queries against the window rows they span and all entries, with masks."""
+        if self._uses_lists:
+            return attend_chunk(q, keys, index, cache, chunk, selected, sink=self.attn_sink, scale=self._scale)
         span, window = chunk.span, index.window
         num_tail = keys.shape[0] - span.num_tokens
         entries, is_picked = None, None

@@ -47,5 +47,5 @@ class Block(nn.Module):
     def run(self, x: torch.Tensor, index: StepIndex, cache: LayerCache) -> torch.Tensor:
         """x: [T, S, D] streams. Mutates `cache`. Returns: [T, S, D]."""
         input_ids = index.batch.input_ids
-        x = around(self, "hc_attn", self._config, x, lambda y: self.attn(self.attn_norm(y), index, cache))
-        return around(self, "hc_ffn", self._config, x, lambda y: self.ffn(self.ffn_norm(y), input_ids))
+        x = around(self, "hc_attn", self._config, self.attn_norm, x, lambda y: self.attn(y, index, cache))
+        return around(self, "hc_ffn", self._config, self.ffn_norm, x, lambda y: self.ffn(y, input_ids))

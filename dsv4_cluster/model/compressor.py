@@ -15,7 +15,7 @@ from dsv4_kernels.rope import apply_rope_
 
 
 class Compressor(nn.Module):
-    """Projections, gates and pooled sums are fp32, so the weights are held in fp32. Replicated on every rank."""
+    """Outputs of the projections, gates and pooled sums are fp32. Replicated on every rank."""
 
     def __init__(
         self,
@@ -23,6 +23,7 @@ class Compressor(nn.Module):
         ratio: int,
         dim: int,
         *,
+        dtype: torch.dtype,
         device: torch.device,
         rotate: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:
@@ -34,8 +35,9 @@ class Compressor(nn.Module):
         num_channels = dim * (2 if self._overlap else 1)
         ape = torch.empty(ratio, num_channels, dtype=torch.float32, device=device)
         self.ape = nn.Parameter(ape, requires_grad=False)
-        self.wkv = Linear(config.hidden_size, num_channels, dtype=torch.float32, device=device)
-        self.wgate = Linear(config.hidden_size, num_channels, dtype=torch.float32, device=device)
+        hidden, wide = config.hidden_size, torch.float32
+        self.wkv = Linear(hidden, num_channels, dtype=dtype, device=device, out_dtype=wide)
+        self.wgate = Linear(hidden, num_channels, dtype=dtype, device=device, out_dtype=wide)
         self.norm = RMSNorm(dim, config.rms_norm_eps, device=device)
 
     def forward(
@@ -45,9 +47,8 @@ class Compressor(nn.Module):
 
         x: [T, D]. state: ring of fp32 rows, kv then gate. entries: paged pool. Mutates both pools.
         """
-        wide = x.float()
-        kv = self.wkv(wide)  # [T, c * dim]
-        gate = self.wgate(wide) + self.ape[index.block_positions(self._ratio)]
+        kv = self.wkv(x)  # [T, c * dim]
+        gate = self.wgate(x) + self.ape[index.block_positions(self._ratio)]
         if plan is not None:
             entries.write(plan.entry_slots, self._entries(kv, gate, plan, state, x.dtype))
         rows, slots = index.state_writes(state.rows_per_page)

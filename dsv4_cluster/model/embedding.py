@@ -2,8 +2,9 @@
 
 import torch
 from torch import nn
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
+from dsv4_cluster.model.linear import Linear
 from dsv4_cluster.parallel.collectives import all_gather, all_reduce
 from dsv4_cluster.parallel.state import ParallelState
 from dsv4_cluster.weights.shard import ShardRule
@@ -33,16 +34,16 @@ class Embedding(nn.Module):
         return all_reduce(rows * owned.unsqueeze(1), self._parallel, "tp")
 
 
-class Head(nn.Module):
-    """Logits in fp32; the weight is held in fp32, because bf16 logits would merge close candidates."""
+class Head(Linear):
+    """Logits in fp32, because bf16 logits would merge close candidates; the weight has the compute dtype."""
 
-    def __init__(self, vocab_size: int, dim: int, parallel: ParallelState, *, device: torch.device) -> None:
-        super().__init__()
+    def __init__(
+        self, vocab_size: int, dim: int, parallel: ParallelState, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
         first, last = _VOCABULARY_RULE.bounds(vocab_size, parallel.tp_rank, parallel.tp_size)
-        weight = torch.empty(last - first, dim, dtype=torch.float32, device=device)
-        self.weight = nn.Parameter(weight, requires_grad=False)
+        super().__init__(dim, last - first, dtype=dtype, device=device, out_dtype=torch.float32)
         self._parallel = parallel
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [R, D]. Returns: [R, V] fp32."""
-        return all_gather(linear(x.float(), self.weight), self._parallel, "tp", dim=1)
+        return all_gather(super().forward(x), self._parallel, "tp", dim=1)

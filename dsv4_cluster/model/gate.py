@@ -2,21 +2,21 @@
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
 
 from dsv4_cluster.config.model_config import ModelConfig
+from dsv4_cluster.model.linear import Linear
 from dsv4_kernels.moe import route_by_hash, route_by_score
 
 
-class Gate(nn.Module):
-    """Weight and logits are fp32: bf16 logits would route tokens differently."""
+class Gate(Linear):
+    """Logits are fp32: bf16 logits would route tokens differently. The weight is stored in bf16, so bf16 holds it."""
 
-    def __init__(self, config: ModelConfig, layer_id: int, *, device: torch.device) -> None:
-        super().__init__()
+    def __init__(self, config: ModelConfig, layer_id: int, *, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(
+            config.hidden_size, config.n_routed_experts, dtype=dtype, device=device, out_dtype=torch.float32
+        )
         self._config = config
         num_experts = config.n_routed_experts
-        weight = torch.empty(num_experts, config.hidden_size, dtype=torch.float32, device=device)
-        self.weight = nn.Parameter(weight, requires_grad=False)
         self.tid2eid: nn.Parameter | None = None
         self.bias: nn.Parameter | None = None
         if config.is_hash_layer(layer_id):
@@ -25,10 +25,10 @@ class Gate(nn.Module):
         else:
             self.bias = nn.Parameter(torch.empty(num_experts, device=device), requires_grad=False)
 
-    def forward(self, x: torch.Tensor, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def route(self, x: torch.Tensor, input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x: [T, D]; input_ids: [T] int64, of the same rows. Returns: ids [T, topk] int64; weights [T, topk] fp32."""
         config = self._config
-        logits = linear(x.float(), self.weight)  # [T, E]
+        logits = self(x)  # [T, E]
         renormalise, scaling = config.norm_topk_prob, config.routed_scaling_factor
         if self.tid2eid is not None:
             return route_by_hash(logits, self.tid2eid[input_ids], renormalise=renormalise, scaling=scaling)

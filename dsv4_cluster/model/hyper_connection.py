@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from dsv4_cluster.config.model_config import ModelConfig
+from dsv4_cluster.model.norm import RMSNorm
 from dsv4_kernels.mhc import hc_head, hc_post, hc_pre
 
 
@@ -25,26 +26,33 @@ def around(
     module: nn.Module,
     name: str,
     config: ModelConfig,
+    norm: RMSNorm,
     x: torch.Tensor,
     sub_layer: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Run a sub-layer between mix-in and mix-out. x: [T, S, D]. Returns: [T, S, D]."""
-    y, post, comb = _pre(module, name, config, x)
+    """Run a sub-layer on the normed mix-in of the streams and mix it out. x: [T, S, D]. Returns: [T, S, D]."""
+    y, post, comb = _pre(module, name, config, norm, x)
     return hc_post(sub_layer(y), x, post, comb)
 
 
-def mix_in(module: nn.Module, name: str, config: ModelConfig, x: torch.Tensor) -> torch.Tensor:
-    """The input of a sub-layer. x: [T, S, D]. Returns: [T, D]."""
-    return _pre(module, name, config, x)[0]
+def mix_in(module: nn.Module, name: str, config: ModelConfig, norm: RMSNorm, x: torch.Tensor) -> torch.Tensor:
+    """The normed input of a sub-layer. x: [T, S, D]. Returns: [T, D]."""
+    return _pre(module, name, config, norm, x)[0]
 
 
-def collapse(module: nn.Module, config: ModelConfig, x: torch.Tensor) -> torch.Tensor:
-    """Streams to one vector with the `hc_head_*` parameters. x: [T, S, D]. Returns: [T, D]."""
-    return hc_head(x, *_parameters(module, "hc_head"), eps=config.hc_eps, norm_eps=config.rms_norm_eps)
+def collapse(module: nn.Module, config: ModelConfig, norm: RMSNorm, x: torch.Tensor) -> torch.Tensor:
+    """Streams to one normed vector with the `hc_head_*` parameters. x: [T, S, D]. Returns: [T, D]."""
+    return hc_head(
+        x,
+        *_parameters(module, "hc_head"),
+        eps=config.hc_eps,
+        norm_eps=config.rms_norm_eps,
+        norm_weight=norm.weight,
+    )
 
 
 def _pre(
-    module: nn.Module, name: str, config: ModelConfig, x: torch.Tensor
+    module: nn.Module, name: str, config: ModelConfig, norm: RMSNorm, x: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return hc_pre(
         x,
@@ -52,9 +60,10 @@ def _pre(
         num_iters=config.hc_sinkhorn_iters,
         eps=config.hc_eps,
         norm_eps=config.rms_norm_eps,
+        norm_weight=norm.weight,
     )
 
 
 def _parameters(module: nn.Module, name: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    fn, scale, base = (module.get_parameter(f"{name}_{suffix}") for suffix in ("fn", "scale", "base"))
+    fn, scale, base = (getattr(module, f"{name}_{suffix}") for suffix in ("fn", "scale", "base"))
     return fn, scale, base

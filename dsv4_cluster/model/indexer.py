@@ -26,7 +26,7 @@ class Indexer(nn.Module):
         # Rotating both sides leaves dot products unchanged; it pays off with FP4 only. Source: spec 3.4.
         self._is_rotated = indexer_dtype == "fp4"
         rotate = hadamard if self._is_rotated else None
-        self.compressor = Compressor(config, 4, dim, device=device, rotate=rotate)
+        self.compressor = Compressor(config, 4, dim, dtype=dtype, device=device, rotate=rotate)
         self._indexer_dtype = indexer_dtype
         self._num_heads = num_heads
         self._weight_scale = dim**-0.5 * num_heads**-0.5

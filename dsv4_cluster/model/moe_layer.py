@@ -12,6 +12,7 @@ from dsv4_cluster.moe.local import LocalDispatcher
 from dsv4_cluster.moe.placement import local_experts
 from dsv4_cluster.parallel.collectives import all_reduce
 from dsv4_cluster.parallel.state import ParallelState
+from dsv4_kernels.gemm import PackedExperts, pack_experts, packed_experts, shared_expert
 from dsv4_kernels.moe import swiglu
 
 
@@ -25,9 +26,20 @@ class SharedExpert(nn.Module):
         self.w2 = Linear(inter, hidden, dtype=dtype, device=device)
         self.w3 = Linear(hidden, inter, dtype=dtype, device=device)
         self._limit = config.swiglu_limit
+        self.packed: PackedExperts | None = None
+
+    def pack(self) -> None:
+        """As `Linear.pack`; call it instead of packing the three layers."""
+        w1, w2, w3 = (layer.weight for layer in (self.w1, self.w2, self.w3))
+        self.packed = pack_experts(w1.unsqueeze(0), w2.unsqueeze(0), w3.unsqueeze(0), self._limit)
+        if self.packed is not None:
+            for weight, data in ((w1, self.packed.w1), (w2, self.packed.w2), (w3, self.packed.w3)):
+                weight.data = data.view(weight.shape)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [T, D]. Returns: [T, D]."""
+        """x: [T, D]. Returns: [T, D] of x's dtype, fp32 when packed."""
+        if self.packed is not None:
+            return shared_expert(x, self.packed)
         return self.w2(swiglu(self.w1(x), self.w3(x), self._limit).to(x.dtype))  # type: ignore[no-any-return]
 
 
@@ -39,19 +51,40 @@ class MoELayer(nn.Module):
     ) -> None:
         super().__init__()
         experts = local_experts(config.n_routed_experts, parallel)
-        self.gate = Gate(config, layer_id, device=device)
+        self.gate = Gate(config, layer_id, dtype=dtype, device=device)
         self.experts = Experts(
             len(experts), config.hidden_size, config.moe_intermediate_size, config.swiglu_limit,
             dtype=dtype, device=device,
         )  # fmt: skip
         self.shared_experts = SharedExpert(config, dtype=dtype, device=device)
         self._dispatcher: ExpertDispatcher = LocalDispatcher(experts)
+        self._first_expert = experts.start
         self._parallel = parallel
 
     def forward(self, x: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
         """x: [T, D]; input_ids: [T] int64, of the same rows. Returns: [T, D]."""
-        topk_ids, topk_weights = self.gate(x, input_ids)
+        topk_ids, topk_weights = self.gate.route(x, input_ids)
+        if self.experts.packed is not None:
+            return self._forward_packed(x, topk_ids, topk_weights, self.experts.packed)
         dispatched = self._dispatcher.dispatch(x, topk_ids, topk_weights)
         routed = self._dispatcher.combine(self.experts(dispatched), dispatched)  # [T, D] fp32
         routed = all_reduce(routed, self._parallel, "ep")
         return (routed + self.shared_experts(x)).to(x.dtype)
+
+    def _forward_packed(
+        self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, experts: PackedExperts
+    ) -> torch.Tensor:
+        """The same with the CPU kernels; the shared output joins the fp32 sum."""
+        is_alone = self._parallel.ep_size == 1
+        routed = packed_experts(
+            x,
+            topk_ids,
+            topk_weights,
+            experts,
+            first_expert=self._first_expert,
+            shared=self.shared_experts.packed if is_alone else None,
+            out_dtype=x.dtype if is_alone else torch.float32,
+        )
+        if is_alone and self.shared_experts.packed is not None:
+            return routed
+        return (all_reduce(routed, self._parallel, "ep") + self.shared_experts(x)).to(x.dtype)

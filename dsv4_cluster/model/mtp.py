@@ -58,12 +58,12 @@ class MTPModule(Block):
 
     def store_rows(self, batch: ForwardBatch, hidden: torch.Tensor, main: Transformer) -> None:
         """Only write the window rows, as `forward` would. They depend on nothing but their own streams and tokens."""
-        y = mix_in(self, "hc_attn", self._config, self._input(batch, hidden, main))  # [T, D]
-        self.attn.store_window(self.attn_norm(y), main.step_index(batch), batch.caches[self._layer_id])
+        y = mix_in(self, "hc_attn", self._config, self.attn_norm, self._input(batch, hidden, main))  # [T, D]
+        self.attn.store_window(y, main.step_index(batch), batch.caches[self._layer_id])
 
     def compute_logits(self, x: torch.Tensor, main: Transformer) -> torch.Tensor:
         """x: [R, S, D] carries of the wanted rows. Returns: [R, V] fp32."""
-        return main.head(self.norm(collapse(self, self._config, x)))  # type: ignore[no-any-return]
+        return main.head(collapse(self, self._config, self.norm, x))  # type: ignore[no-any-return]
 
     def _input(self, batch: ForwardBatch, hidden: torch.Tensor, main: Transformer) -> torch.Tensor:
         e = self.e_proj(self.enorm(main.embed(batch.input_ids)))  # [T, D]

@@ -18,6 +18,7 @@ from dsv4_cluster.model.forward_batch import ForwardBatch
 from dsv4_kernels.rope import rotations
 
 _MAX_PAGED_TOKENS = 8  # longest chunk that reads row by row; longer ones share their keys in one dense product
+_COLUMN_ALIGN = 16  # of the column lists of block attention
 Value = TypeVar("Value")
 
 
@@ -137,6 +138,22 @@ class StepIndex:
         assert rows is None, max(span.num_tokens for span in self.spans)
         return slots
 
+    def paged_window_columns(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Window of the paged rows in columns that start at a multiple of 16 positions.
+
+        Returns: first position [R], slots [R, C] (-1 = not in the window), positions [R], all int64.
+        """
+        return self._once("columns", 0, 0, self._paged_window_columns)
+
+    def chunk_window_columns(self, span: Span, block_tokens: int, num_tail: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same for blocks of a long chunk, as rows of its keys [tail ++ fresh].
+
+        Returns: first position [blocks], rows [blocks, C] (-1 = none).
+        """
+        return self._once(
+            "chunk columns", span.seq, block_tokens, lambda: self._chunk_window_columns(span, block_tokens, num_tail)
+        )
+
     def state_writes(self, ring: int) -> tuple[torch.Tensor | None, torch.Tensor]:
         """(rows, slots) of the last `ring` rows of every sequence; rows None = all."""
         return self._once("state", ring, 0, lambda: self._ring_writes(self.batch.state_slots, ring))
@@ -161,6 +178,24 @@ class StepIndex:
         seen = positions.unsqueeze(1) + self._arange(1 - self.window, 1)  # [R, window]
         slots = torch.where(seen >= 0, pages.unsqueeze(1) + seen % self._window_ring, -1)
         return ShortChunks(spans, rows, slots, pages + positions % self._window_ring)
+
+    def _paged_window_columns(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        assert self.paged is not None
+        positions = take(self.batch.positions, self.paged.rows)  # [R]
+        pages = self.batch.window_slots[take(self.batch.token_to_seq, self.paged.rows)] * self._window_ring
+        first = _aligned_first(positions, self.window)
+        seen = first.unsqueeze(1) + self._arange(0, _num_columns(self.window))  # [R, C] positions
+        last = positions.unsqueeze(1)
+        is_visible = (seen <= last) & (seen > last - self.window)
+        return first, torch.where(is_visible, pages.unsqueeze(1) + seen % self._window_ring, -1), positions
+
+    def _chunk_window_columns(self, span: Span, block_tokens: int, num_tail: int) -> tuple[torch.Tensor, torch.Tensor]:
+        starts = torch.arange(span.start, span.end, block_tokens, device=self.batch.positions.device)
+        first = _aligned_first(starts, self.window)
+        oldest = span.start - num_tail
+        seen = first.unsqueeze(1) + self._arange(0, _num_columns(self.window + block_tokens - 1))
+        last = (starts + block_tokens).clamp(max=span.end).unsqueeze(1)
+        return first, torch.where((seen >= oldest) & (seen < last), seen - oldest, -1)
 
     def _chunk(self, span: Span) -> Chunk:
         ring = self._window_ring
@@ -220,6 +255,16 @@ class StepIndex:
 
     def _arange(self, first: int, last: int) -> torch.Tensor:
         return torch.arange(first, last, device=self.batch.positions.device)
+
+
+def _aligned_first(positions: torch.Tensor, window: int) -> torch.Tensor:
+    """First position of the window at each position, rounded down to a multiple of 16."""
+    return (positions - window + 1).clamp(min=0) & ~(_COLUMN_ALIGN - 1)
+
+
+def _num_columns(num_positions: int) -> int:
+    """Columns that hold any `num_positions` successive positions from an aligned one on."""
+    return -(-(num_positions + _COLUMN_ALIGN - 1) // _COLUMN_ALIGN) * _COLUMN_ALIGN
 
 
 def take(x: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:

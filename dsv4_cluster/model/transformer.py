@@ -47,7 +47,7 @@ class Transformer(nn.Module):
             for layer_id in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, device=device)
-        self.head = Head(config.vocab_size, config.hidden_size, parallel, device=device)
+        self.head = Head(config.vocab_size, config.hidden_size, parallel, dtype=dtype, device=device)
         add_hyper_connection(self, "hc_head", config, device, is_head=True)
         self._plain = rope_frequencies(config, 0, device)
         self._compressed = rope_frequencies(config, 4, device)
@@ -63,7 +63,7 @@ class Transformer(nn.Module):
 
     def compute_logits(self, x: torch.Tensor) -> torch.Tensor:
         """x: [R, S, D] streams of the wanted rows. Returns: [R, V] fp32."""
-        return self.head(self.norm(collapse(self, self._config, x)))  # type: ignore[no-any-return]
+        return self.head(collapse(self, self._config, self.norm, x))  # type: ignore[no-any-return]
 
     def step_index(self, batch: ForwardBatch) -> StepIndex:
         """Index tensors that all layers of a step share."""

@@ -11,6 +11,9 @@ import torch
 from torch import nn
 
 from dsv4_cluster.errors import CheckpointError
+from dsv4_cluster.model.linear import GroupedLinear, Linear
+from dsv4_cluster.model.moe_layer import SharedExpert
+from dsv4_cluster.moe.experts import Experts
 from dsv4_cluster.parallel.state import ParallelState
 from dsv4_cluster.weights.inventory import TensorSpec, inventory
 from dsv4_cluster.weights.reader import Checkpoint
@@ -36,6 +39,20 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, parallel: ParallelSta
     specs = inventory(checkpoint.config)
     for part in parameter_parts(model, specs, parallel, prefix=prefix):
         part.target.copy_(checkpoint.read(part.name, part.index, dtype=part.target.dtype))
+
+
+def pack_weights(model: nn.Module) -> None:
+    """Lay loaded weights out for the CPU kernels, in place; where those do not exist nothing changes.
+
+    The packed parameters keep their shapes and sizes, but their values are in another order: load first, pack last.
+    """
+    done: set[nn.Module] = set()
+    for module in model.modules():  # parents first: a packed group of layers packs its members itself
+        if isinstance(module, Experts | SharedExpert):
+            module.pack()
+            done.update(module.modules())
+        elif isinstance(module, Linear | GroupedLinear) and module not in done:
+            module.pack()
 
 
 def parameter_parts(

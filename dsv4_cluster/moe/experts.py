@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from dsv4_cluster.moe.base import Dispatched
+from dsv4_kernels.gemm import PackedExperts, pack_experts
 from dsv4_kernels.moe import grouped_experts
 
 
@@ -24,6 +25,14 @@ class Experts(nn.Module):
         self.w2 = stack(hidden_size, intermediate_size)  # [E_local, D, I]
         self.w3 = stack(intermediate_size, hidden_size)  # [E_local, I, D]
         self._limit = limit
+        self.packed: PackedExperts | None = None
+
+    def pack(self) -> None:
+        """Lay the loaded weights out for the CPU kernels, where they exist; they are not readable afterwards."""
+        self.packed = pack_experts(self.w1, self.w2, self.w3, self._limit)
+        if self.packed is not None:
+            for weight, data in ((self.w1, self.packed.w1), (self.w2, self.packed.w2), (self.w3, self.packed.w3)):
+                weight.data = data.view(weight.shape)
 
     def forward(self, dispatched: Dispatched) -> torch.Tensor:
         """Returns: [N, D] fp32, the weighted expert outputs in the order of the dispatched rows."""

@@ -7,18 +7,22 @@ from functools import cache
 
 import torch
 
+from dsv4_kernels.native.library import is_available
+
 AUTO = "auto"
 
 # Ops and their implementations, the fastest first; "reference" runs anywhere.
+# "native" are the C kernels: CPU, fp32 and bf16, where they could be built.
 _IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
-    "attention": ("reference",),
-    "compressor": ("reference",),
+    "attention": ("native", "reference"),
+    "compressor": ("native", "reference"),
+    "gemm": ("native", "reference"),
     "indexer": ("reference",),
-    "mhc": ("reference",),
-    "moe": ("reference",),
-    "norm": ("reference",),
+    "mhc": ("native", "reference"),
+    "moe": ("native", "reference"),
+    "norm": ("native", "reference"),
     "quant": ("reference",),
-    "rope": ("reference",),
+    "rope": ("native", "reference"),
     "sampling": ("reference",),
 }
 
@@ -35,12 +39,11 @@ def choose(op: str, device: torch.device, dtype: torch.dtype, impl: str = AUTO) 
     impl: "auto" for the best one, or a name to insist on.
     Raises: UnknownImplementationError (a ValueError) when the op or the implementation does not exist.
     """
-    del device, dtype  # part of the signature and of the cache key; references run on every device in every dtype
     existing = _IMPLEMENTATIONS.get(op)
     if existing is None:
         raise UnknownImplementationError(f"unknown op {op!r}; there are {', '.join(sorted(_IMPLEMENTATIONS))}")
     if impl == AUTO:
-        return existing[0]
+        return next(name for name in existing if name != "native" or is_available(device, dtype))
     if impl not in existing:
         raise UnknownImplementationError(f"op {op!r} has no implementation {impl!r}; there are {', '.join(existing)}")
     return impl

@@ -76,7 +76,7 @@ def test_a_non_contiguous_row_is_rotated_in_place():
 
     apply_rope_(wide[:, 1], rotations(torch.arange(3), plain_frequencies(16, 10.0)))
 
-    assert torch.equal(wide[:, 1], expected)
+    torch.testing.assert_close(wide[:, 1], expected)  # strided and dense rows may fuse their products differently
     assert torch.equal(wide[:, 0], other)
 
 

@@ -11,7 +11,7 @@ from dsv4_cluster.parallel.state import ParallelState
 from dsv4_cluster.weights.inventory import inventory
 from tests.kit.model_harness import CPU
 
-FP32_NAMES = ("hc_", "attn_sink", "ape", "gate.weight", "gate.bias", "norm", "compressor", "head.weight")
+FP32_NAMES = ("hc_", "attn_sink", "ape", "gate.bias", "norm")
 
 
 def _transformer(config, parallel, dtype=torch.float32):

@@ -62,3 +62,34 @@ def _softmax_with_sink_(logits: torch.Tensor, sink: torch.Tensor | None) -> tupl
 def _round(weights: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """Probabilities enter the value product in the compute dtype; the product accumulates in fp32."""
     return weights.to(q.dtype).float()
+
+
+def block_attention(
+    q: torch.Tensor,
+    block_tokens: int,
+    positions: torch.Tensor,
+    num_visible: torch.Tensor | None,
+    window_rows: torch.Tensor,
+    window_ids: torch.Tensor,
+    window_first: torch.Tensor,
+    entry_rows: torch.Tensor | None,
+    entry_ids: torch.Tensor | None,
+    window: int,
+    sink: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    out = torch.empty_like(q)
+    for block, first in enumerate(range(0, q.shape[0], block_tokens)):
+        tokens = slice(first, first + block_tokens)
+        position = positions[tokens].unsqueeze(1)
+        ids = window_ids[block]
+        column = window_first[block] + torch.arange(ids.shape[0], device=q.device)
+        kv = [window_rows[ids.clamp(min=0)].masked_fill((ids < 0).unsqueeze(1), 0.0)]
+        masks = [(ids >= 0) & (column <= position) & (column > position - window)]
+        if entry_rows is not None and entry_ids is not None and num_visible is not None:
+            ids = entry_ids if entry_ids.dim() == 1 else entry_ids[block]
+            column = torch.arange(ids.shape[0], device=q.device)
+            kv.append(entry_rows[ids.clamp(min=0)].masked_fill((ids < 0).unsqueeze(1), 0.0))
+            masks.append((ids >= 0) & (column < num_visible[tokens].unsqueeze(1)))
+        out[tokens] = masked_attention(q[tokens], kv, masks, sink, scale)
+    return out

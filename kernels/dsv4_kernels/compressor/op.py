@@ -2,10 +2,10 @@
 
 import torch
 
-from dsv4_kernels.compressor import reference
+from dsv4_kernels.compressor import native, reference
 from dsv4_kernels.dispatch import AUTO, choose
 
-_IMPLEMENTATIONS = {"reference": reference}
+_IMPLEMENTATIONS = {"reference": reference, "native": native}
 _WORKSPACE_VALUES = 1 << 24  # fp32 values gathered at once: 64 MiB
 
 

@@ -85,6 +85,18 @@ class PagedRows:
             rows.masked_fill_(negative[:, None], 0.0)
         return rows.view(*slots.shape, self.format.dim)
 
+    def addressable(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows for a kernel that follows row numbers itself. slots: int64 of any shape, negative = none.
+
+        Returns: rows [N, dim] of `format.dtype` and the row number of every slot, -1 = none. A plain pool lends its own
+        memory, others their dequantised rows.
+        """
+        if self.format.kind == "plain":
+            return self.pages.view(self.format.dtype).view(-1, self.format.dim), slots
+        rows = self.gather(slots).view(-1, self.format.dim)
+        numbers = torch.arange(rows.shape[0], device=slots.device).view(slots.shape)
+        return rows, torch.where(slots >= 0, numbers, -1)
+
     def read_raw(self, slots: torch.Tensor) -> torch.Tensor:
         """Payload bytes of rows, data then scales, independent of the page geometry.
 

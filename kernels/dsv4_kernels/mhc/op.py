@@ -3,9 +3,9 @@
 import torch
 
 from dsv4_kernels.dispatch import AUTO, choose
-from dsv4_kernels.mhc import reference
+from dsv4_kernels.mhc import native, reference
 
-_IMPLEMENTATIONS = {"reference": reference}
+_IMPLEMENTATIONS = {"reference": reference, "native": native}
 
 
 def sinkhorn(logits: torch.Tensor, num_iters: int, eps: float, *, impl: str = AUTO) -> torch.Tensor:
@@ -25,18 +25,20 @@ def hc_pre(
     num_iters: int,
     eps: float,
     norm_eps: float,
+    norm_weight: torch.Tensor | None = None,
     impl: str = AUTO,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Collapse the streams into a sub-layer's input and compute how its output mixes back.
 
-    x: [T, S, D]. fn: [(2 + S) * S, S * D] fp32. scale: [3] fp32. base: [(2 + S) * S] fp32.
+    x: [T, S, D]. fn: [(2 + S) * S, S * D] fp32. scale: [3] fp32. base: [(2 + S) * S] fp32. norm_weight: [D] fp32 of
+    the RMS norm that follows, in the same pass; None = no norm.
     Returns: y [T, D] of x's dtype; post [T, S] fp32; comb [T, S, S] fp32.
     Raises: ValueError when fn does not fit x.
     """
     streams = x.shape[1]
     _check_fn(x, fn, (2 + streams) * streams)
     module = _IMPLEMENTATIONS[choose("mhc", x.device, x.dtype, impl)]
-    return module.hc_pre(x, fn, scale, base, num_iters, eps, norm_eps)
+    return module.hc_pre(x, fn, scale, base, norm_weight, num_iters, eps, norm_eps)
 
 
 def hc_post(
@@ -57,15 +59,17 @@ def hc_head(
     *,
     eps: float,
     norm_eps: float,
+    norm_weight: torch.Tensor | None = None,
     impl: str = AUTO,
 ) -> torch.Tensor:
     """Collapse the streams for the language-model head; no Sinkhorn.
 
-    x: [T, S, D]. fn: [S, S * D] fp32. scale: [1] fp32. base: [S] fp32. Returns: [T, D] of x's dtype.
+    x: [T, S, D]. fn: [S, S * D] fp32. scale: [1] fp32. base: [S] fp32. norm_weight: as in `hc_pre`.
+    Returns: [T, D] of x's dtype.
     """
     _check_fn(x, fn, x.shape[1])
     module = _IMPLEMENTATIONS[choose("mhc", x.device, x.dtype, impl)]
-    return module.hc_head(x, fn, scale, base, eps, norm_eps)
+    return module.hc_head(x, fn, scale, base, norm_weight, eps, norm_eps)
 
 
 def _check_fn(x: torch.Tensor, fn: torch.Tensor, rows: int) -> None:

@@ -3,6 +3,8 @@
 import torch
 from torch.nn.functional import linear
 
+from dsv4_kernels.norm.reference import rms_norm
+
 
 def sinkhorn(logits: torch.Tensor, num_iters: int, eps: float) -> torch.Tensor:
     # Tokens last: the sums over streams then run along contiguous memory, and the values do not change.
@@ -20,6 +22,7 @@ def hc_pre(
     fn: torch.Tensor,
     scale: torch.Tensor,
     base: torch.Tensor,
+    norm_weight: torch.Tensor | None,
     num_iters: int,
     eps: float,
     norm_eps: float,
@@ -31,7 +34,7 @@ def hc_pre(
     post = 2 * torch.sigmoid(mix[:, streams : 2 * streams] * scale[1] + base[streams : 2 * streams])
     logits = mix[:, 2 * streams :] * scale[2] + base[2 * streams :]
     comb = sinkhorn(logits.unflatten(-1, (streams, streams)), num_iters, eps)  # [T, source, destination]
-    return _collapse(pre, wide).to(x.dtype), post, comb
+    return _normed(_collapse(pre, wide).to(x.dtype), norm_weight, norm_eps), post, comb
 
 
 def hc_post(y: torch.Tensor, x: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
@@ -41,11 +44,17 @@ def hc_post(y: torch.Tensor, x: torch.Tensor, post: torch.Tensor, comb: torch.Te
 
 
 def hc_head(
-    x: torch.Tensor, fn: torch.Tensor, scale: torch.Tensor, base: torch.Tensor, eps: float, norm_eps: float
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    eps: float,
+    norm_eps: float,
 ) -> torch.Tensor:
     wide = x.float()
     pre = torch.sigmoid(_normed_mix(wide, fn, norm_eps) * scale[0] + base) + eps
-    return _collapse(pre, wide).to(x.dtype)
+    return _normed(_collapse(pre, wide).to(x.dtype), norm_weight, norm_eps)
 
 
 def _normed_mix(wide: torch.Tensor, fn: torch.Tensor, norm_eps: float) -> torch.Tensor:
@@ -56,3 +65,7 @@ def _normed_mix(wide: torch.Tensor, fn: torch.Tensor, norm_eps: float) -> torch.
 
 def _collapse(pre: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
     return torch.bmm(pre.unsqueeze(1), wide).squeeze(1)  # [T, D]
+
+
+def _normed(y: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    return y if weight is None else rms_norm(y, weight, eps)

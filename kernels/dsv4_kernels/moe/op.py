@@ -3,9 +3,9 @@
 import torch
 
 from dsv4_kernels.dispatch import AUTO, choose
-from dsv4_kernels.moe import reference
+from dsv4_kernels.moe import native, reference
 
-_IMPLEMENTATIONS = {"reference": reference}
+_IMPLEMENTATIONS = {"reference": reference, "native": native}
 
 
 def sqrt_softplus(z: torch.Tensor) -> torch.Tensor:

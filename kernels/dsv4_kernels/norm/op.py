@@ -3,9 +3,9 @@
 import torch
 
 from dsv4_kernels.dispatch import AUTO, choose
-from dsv4_kernels.norm import reference
+from dsv4_kernels.norm import native, reference
 
-_IMPLEMENTATIONS = {"reference": reference}
+_IMPLEMENTATIONS = {"reference": reference, "native": native}
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, *, impl: str = AUTO) -> torch.Tensor:

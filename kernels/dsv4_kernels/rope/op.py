@@ -3,9 +3,9 @@
 import torch
 
 from dsv4_kernels.dispatch import AUTO, choose
-from dsv4_kernels.rope import reference
+from dsv4_kernels.rope import native, reference
 
-_IMPLEMENTATIONS = {"reference": reference}
+_IMPLEMENTATIONS = {"reference": reference, "native": native}
 
 
 def plain_frequencies(rope_dim: int, theta: float) -> torch.Tensor:
@@ -26,6 +26,16 @@ def yarn_frequencies(
 def rotations(positions: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
     """exp(j * position * frequency). positions: [T] int. frequencies: [P] fp32. Returns: [T, P] complex64."""
     return reference.rotations(positions, frequencies)
+
+
+def norm_rope(
+    x: torch.Tensor, weight: torch.Tensor | None, eps: float, cis: torch.Tensor, *, impl: str = AUTO
+) -> torch.Tensor:
+    """`rms_norm` of every row, cast to x's dtype, then `apply_rope_`. Returns: a new tensor.
+
+    x: [T, ..., dim]. weight: [dim] fp32 or None. cis: [T, P] complex64.
+    """
+    return _IMPLEMENTATIONS[choose("rope", x.device, x.dtype, impl)].norm_rope(x, weight, eps, cis)
 
 
 def apply_rope_(x: torch.Tensor, cis: torch.Tensor, *, inverse: bool = False, impl: str = AUTO) -> torch.Tensor:

@@ -4,6 +4,8 @@ import math
 
 import torch
 
+from dsv4_kernels.norm.reference import rms_norm
+
 
 def plain_frequencies(rope_dim: int, theta: float) -> torch.Tensor:
     return 1.0 / (theta ** (torch.arange(0, rope_dim, 2, dtype=torch.float32) / rope_dim))
@@ -35,3 +37,8 @@ def apply_rope_(x: torch.Tensor, cis: torch.Tensor, inverse: bool) -> torch.Tens
     turned = pairs * (cis.conj() if inverse else cis)
     tail.copy_(torch.view_as_real(turned).flatten(-2))
     return x
+
+
+def norm_rope(x: torch.Tensor, weight: torch.Tensor | None, eps: float, cis: torch.Tensor) -> torch.Tensor:
+    table = cis.view(cis.shape[0], *([1] * (x.dim() - 2)), cis.shape[1])
+    return apply_rope_(rms_norm(x, weight, eps), table, inverse=False)

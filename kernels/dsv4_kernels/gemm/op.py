@@ -1,0 +1,85 @@
+"""Public ops on packed weights: bf16 or fp32 operands, fp32 sums, rows independent of each other bit for bit.
+
+Only the native kernels have a packed form; where they are absent `pack_weight` returns None and the plain torch product
+on the unpacked weight is the reference.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from dsv4_kernels.dispatch import choose
+from dsv4_kernels.native import ops
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """One matrix [num_rows, K], or `num_groups` of them for a grouped product."""
+
+    data: torch.Tensor  # as `native.ops.pack` returns it
+    num_rows: int  # of one group
+    num_groups: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PackedExperts:
+    """Stacked SwiGLU experts."""
+
+    w1: torch.Tensor  # gate
+    w2: torch.Tensor  # down
+    w3: torch.Tensor  # up
+    intermediate_size: int
+    limit: float
+
+
+def pack_weight(weight: torch.Tensor, *, num_groups: int = 1) -> PackedWeight | None:
+    """weight: [num_groups * N, K]. Returns: None where no packed form exists (device, dtype, N % 16, K % 2)."""
+    if choose("gemm", weight.device, weight.dtype) != "native":
+        return None
+    grouped = weight.view(num_groups, -1, weight.shape[1])
+    return PackedWeight(ops.pack(grouped), grouped.shape[1], num_groups) if ops.can_pack(grouped) else None
+
+
+def packed_linear(x: torch.Tensor, weight: PackedWeight, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    """y = x W^T, per group of columns when there are several.
+
+    x: [..., K] or [T, G * K] of the weight's dtype. out_dtype: fp32 or bf16, default x's (one group only).
+    Returns: [..., num_rows] or [T, G * num_rows].
+    """
+    if weight.num_groups > 1:
+        return ops.grouped_gemm(x, weight.data, weight.num_groups, weight.num_rows)
+    return ops.gemm(x, weight.data, weight.num_rows, out_dtype or x.dtype)
+
+
+def pack_experts(w1: torch.Tensor, w2: torch.Tensor, w3: torch.Tensor, limit: float) -> PackedExperts | None:
+    """w1, w3: [E, I, D]. w2: [E, D, I]. Returns: None where no packed form exists."""
+    if choose("gemm", w1.device, w1.dtype) != "native" or not (ops.can_pack(w1) and ops.can_pack(w2)):
+        return None
+    return PackedExperts(ops.pack(w1), ops.pack(w2), ops.pack(w3), w1.shape[1], limit)
+
+
+def packed_experts(
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    experts: PackedExperts,
+    *,
+    first_expert: int,
+    shared: PackedExperts | None,
+    out_dtype: torch.dtype,
+) -> torch.Tensor:
+    """Route rows to the experts held here, sum in order of choice, add the shared expert of every row.
+
+    x: [T, D]. topk_ids: [T, topk] int64, global. topk_weights: [T, topk] fp32. first_expert: id of the first one held.
+    shared: one expert without routing weight, or None. Returns: [T, D] of out_dtype.
+    """
+    rows, weights, counts, pair_rows = ops.dispatch(x, topk_ids, topk_weights, first_expert, experts.w1.shape[0])
+    y = ops.experts(rows, weights, counts, experts.w1, experts.w2, experts.w3, experts.intermediate_size, experts.limit)
+    everyone = None if shared is None else shared_expert(x, shared)
+    return ops.combine(y, pair_rows, everyone, out_dtype)
+
+
+def shared_expert(x: torch.Tensor, expert: PackedExperts) -> torch.Tensor:
+    """One expert over every row. x: [T, D]. Returns: [T, D] fp32."""
+    counts = torch.tensor([x.shape[0]])
+    return ops.experts(x, None, counts, expert.w1, expert.w2, expert.w3, expert.intermediate_size, expert.limit)

@@ -1,0 +1,235 @@
+"""Calls of the C kernels with tensors. Shapes and dtypes are the callers' duty."""
+
+import ctypes
+
+import torch
+
+from dsv4_kernels.native.library import dtype_id, load
+
+LANES = 16  # the kernels work on this many values side by side
+MAX_HEAD_BYTES = 4096  # of one cache row
+
+
+def _library() -> ctypes.CDLL:
+    library = load()
+    assert library is not None, "ask is_available() first"
+    return library
+
+
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """Interleave the output rows of [..., N, K] by 16 (and K by 2 in bf16). N % 16 = 0, K even.
+
+    Returns: a new tensor [..., N / 16, K / 2, 16, 2] or [..., N / 16, K, 16].
+    """
+    *batch, n, k = weight.shape
+    if weight.dtype == torch.bfloat16:
+        return weight.view(*batch, n // LANES, LANES, k // 2, 2).transpose(-3, -2).contiguous()
+    return weight.view(*batch, n // LANES, LANES, k).transpose(-2, -1).contiguous()
+
+
+def can_pack(weight: torch.Tensor) -> bool:
+    """True for shapes that `pack` takes."""
+    return weight.shape[-2] % LANES == 0 and weight.shape[-1] % 2 == 0
+
+
+def gemm(x: torch.Tensor, packed: torch.Tensor, num_rows: int, out_dtype: torch.dtype) -> torch.Tensor:
+    """x [..., K] times a packed weight of `num_rows` rows. Returns: [..., num_rows]."""
+    x = x.contiguous()
+    k = x.shape[-1]
+    out = torch.empty(*x.shape[:-1], num_rows, dtype=out_dtype)
+    rows = x.numel() // k
+    if rows:
+        _library().dsv4_gemm(
+            dtype_id(x.dtype), x.data_ptr(), k, rows, packed.data_ptr(), num_rows, k, out.data_ptr(), num_rows,
+            dtype_id(out_dtype),
+        )  # fmt: skip
+    return out
+
+
+def grouped_gemm(x: torch.Tensor, packed: torch.Tensor, num_groups: int, rows_per_group: int) -> torch.Tensor:
+    """x [T, G * K] times packed [G, rows_per_group / 16, K, 16]. Returns: [T, G * rows_per_group] of x's dtype."""
+    x = x.contiguous()
+    out = torch.empty(x.shape[0], num_groups * rows_per_group, dtype=x.dtype)
+    _library().dsv4_grouped_gemm(
+        dtype_id(x.dtype), x.data_ptr(), x.shape[0], packed.data_ptr(), num_groups, rows_per_group,
+        x.shape[1] // num_groups, out.data_ptr(),
+    )  # fmt: skip
+    return out
+
+
+def hc_pre(
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    num_iters: int,
+    eps: float,
+    norm_eps: float,
+    *,
+    is_head: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Four streams x [T, 4, D] collapsed to [T, D], normed when a weight is given; post [T, 4], comb [T, 4, 4] fp32."""
+    num_tokens, _, dim = x.shape
+    x = x.contiguous()
+    y = torch.empty(num_tokens, dim, dtype=x.dtype)
+    num_mixes = 0 if is_head else num_tokens
+    post, comb = torch.empty(num_mixes, 4), torch.empty(num_mixes, 4, 4)
+    _library().dsv4_hc_pre(
+        dtype_id(x.dtype), x.data_ptr(), num_tokens, dim, fn.data_ptr(), scale.data_ptr(), base.data_ptr(),
+        None if norm_weight is None else norm_weight.data_ptr(), num_iters, eps, norm_eps, y.data_ptr(),
+        None if is_head else post.data_ptr(), None if is_head else comb.data_ptr(),
+    )  # fmt: skip
+    return y, post, comb
+
+
+def hc_post(y: torch.Tensor, x: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
+    """See mhc/op.py."""
+    x, y, comb = x.contiguous(), y.contiguous(), comb.contiguous()
+    out = torch.empty_like(x)
+    _library().dsv4_hc_post(
+        dtype_id(x.dtype), y.data_ptr(), x.data_ptr(), post.data_ptr(), comb.data_ptr(), x.shape[0], x.shape[2],
+        out.data_ptr(),
+    )  # fmt: skip
+    return out
+
+
+def norm_rope(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float | None,
+    cis: torch.Tensor | None,
+    *,
+    inverse: bool = False,
+    in_place: bool = False,
+) -> torch.Tensor:
+    """RMS norm of the rows of x [T, ..., dim] (eps None = no norm, then in place), then rotation of their tails."""
+    assert x.is_contiguous(), x.stride()
+    out = x if in_place or eps is None else torch.empty_like(x)
+    dim = x.shape[-1]
+    rows = x.numel() // dim
+    if rows:
+        _library().dsv4_norm_rope(
+            dtype_id(x.dtype), x.data_ptr(), out.data_ptr(), rows, dim,
+            None if weight is None else weight.data_ptr(), -1.0 if eps is None else eps,
+            None if cis is None else cis.data_ptr(), 0 if cis is None else cis.shape[-1], rows // x.shape[0],
+            int(inverse),
+        )  # fmt: skip
+    return out
+
+
+def attention(
+    q: torch.Tensor,
+    block_tokens: int,
+    positions: torch.Tensor,
+    num_visible: torch.Tensor | None,
+    window_rows: torch.Tensor,
+    window_ids: torch.Tensor,
+    window_first: torch.Tensor,
+    entry_rows: torch.Tensor | None,
+    entry_ids: torch.Tensor | None,
+    window: int,
+    sink: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    """See attention/op.py: block_attention. Raises: MemoryError."""
+    q = q.contiguous()
+    out = torch.empty_like(q)
+    is_shared = entry_ids is not None and entry_ids.dim() == 1
+    columns = 0 if entry_ids is None else entry_ids.shape[-1]
+    failed = _library().dsv4_attention(
+        dtype_id(q.dtype), q.data_ptr(), out.data_ptr(), q.shape[0], block_tokens, positions.data_ptr(),
+        None if num_visible is None else num_visible.data_ptr(), q.shape[1], q.shape[2],
+        window_rows.data_ptr(), window_ids.data_ptr(), window_ids.shape[1],
+        None if entry_rows is None else entry_rows.data_ptr(), None if entry_ids is None else entry_ids.data_ptr(),
+        columns, 0 if is_shared else columns, window_first.data_ptr(), window,
+        None if sink is None else sink.data_ptr(), scale,
+    )  # fmt: skip
+    if failed:
+        raise MemoryError(f"no memory for the logits of {block_tokens} tokens x {q.shape[1]} heads")
+    return out
+
+
+def pool(kv: torch.Tensor, gate: torch.Tensor, rows: torch.Tensor, overlap: bool) -> torch.Tensor:
+    """See compressor/op.py."""
+    kv, gate, rows = kv.contiguous(), gate.contiguous(), rows.contiguous()
+    channels = kv.shape[1]
+    out = torch.empty(rows.shape[0], channels // 2 if overlap else channels)
+    _library().dsv4_pool(
+        kv.data_ptr(), gate.data_ptr(), rows.data_ptr(), rows.shape[0], rows.shape[1], channels, out.shape[1],
+        int(overlap), out.data_ptr(),
+    )  # fmt: skip
+    return out
+
+
+def dispatch(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, first: int, num_experts: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Rows grouped by expert: x [N, D], weights [N], counts [E] int64, row of each pair [T, topk] int64 (-1 = none)."""
+    x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
+    num_tokens, topk = ids.shape
+    out = torch.empty(num_tokens * topk, x.shape[1], dtype=x.dtype)
+    out_weights, counts, rows = torch.empty(num_tokens * topk), ids.new_empty(num_experts), torch.empty_like(ids)
+    total = _library().dsv4_dispatch(
+        dtype_id(x.dtype), x.data_ptr(), ids.data_ptr(), weights.data_ptr(), num_tokens, topk, x.shape[1], first,
+        num_experts, out.data_ptr(), out_weights.data_ptr(), counts.data_ptr(), rows.data_ptr(),
+    )  # fmt: skip
+    return out[:total], out_weights[:total], counts, rows
+
+
+def experts(
+    x: torch.Tensor,
+    weights: torch.Tensor | None,
+    counts: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    w3: torch.Tensor,
+    inter: int,
+    limit: float,
+) -> torch.Tensor:
+    """Packed experts over sorted rows. x: [N, D]. weights: [N] fp32. counts: [E] int64. Returns: [N, D] fp32."""
+    mid = torch.empty(x.shape[0], inter, dtype=x.dtype)
+    out = torch.empty(x.shape[0], x.shape[1])
+    failed = _library().dsv4_experts(
+        dtype_id(x.dtype), x.data_ptr(), None if weights is None else weights.data_ptr(), counts.data_ptr(),
+        counts.shape[0], w1.data_ptr(), w2.data_ptr(), w3.data_ptr(), x.shape[1], inter, limit, mid.data_ptr(),
+        out.data_ptr(),
+    )  # fmt: skip
+    if failed:
+        raise MemoryError(f"no memory for the task list of {x.shape[0]} expert rows")
+    return out
+
+
+def combine(
+    y: torch.Tensor, pair_rows: torch.Tensor, shared: torch.Tensor | None, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """Sum of each token's expert rows in order of choice, plus the shared row. Returns: [T, D] of out_dtype."""
+    num_tokens, topk = pair_rows.shape
+    out = torch.empty(num_tokens, y.shape[1], dtype=out_dtype)
+    _library().dsv4_combine(
+        dtype_id(out_dtype), y.data_ptr(), pair_rows.data_ptr(), None if shared is None else shared.data_ptr(),
+        num_tokens, topk, y.shape[1], out.data_ptr(),
+    )  # fmt: skip
+    return out
+
+
+def route(
+    logits: torch.Tensor,
+    bias: torch.Tensor | None,
+    fixed_ids: torch.Tensor | None,
+    topk: int,
+    renormalise: bool,
+    scaling: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Exactly one of bias and fixed_ids [T, topk] is given. Returns: ids [T, topk] int64; weights [T, topk] fp32."""
+    logits = logits.contiguous()
+    fixed_ids = None if fixed_ids is None else fixed_ids.contiguous()
+    num_tokens, num_experts = logits.shape
+    scores, ids = torch.empty_like(logits), torch.empty(num_tokens, topk, dtype=torch.int64)
+    weights = torch.empty(num_tokens, topk)
+    _library().dsv4_route(
+        logits.data_ptr(), None if bias is None else bias.data_ptr(),
+        None if fixed_ids is None else fixed_ids.data_ptr(), num_tokens, num_experts, topk, int(renormalise), scaling,
+        scores.data_ptr(), ids.data_ptr(), weights.data_ptr(),
+    )  # fmt: skip
+    return ids, weights
