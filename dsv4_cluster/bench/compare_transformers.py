@@ -101,7 +101,9 @@ def compare_transformers(checkpoint: str | Path, workload: Workload | None = Non
     }
     for batch_size in BATCH_SIZES:
         measurements[f"decode_b{batch_size}"] = _alternate(
-            *(partial(_decode, side, batch_size, vocab, workload) for side in (ours, theirs)), workload
+            partial(_decode, ours, batch_size, vocab, workload),
+            partial(_decode, theirs, batch_size, vocab, workload),
+            workload,
         )
     return Comparison(workload, torch.__version__, transformers.__version__, measurements)
 
