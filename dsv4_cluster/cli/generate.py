@@ -37,6 +37,9 @@ def generate(
         int | None, typer.Option(help="The prompt ends inside the thoughts: end them after so many tokens.")
     ] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end-of-text token.")] = False,
+    num_draft_tokens: Annotated[
+        str, typer.Option(metavar="0..4|auto", help="Tokens the MTP layer drafts per step; answers stay the same.")
+    ] = "0",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     kv_cache_dtype: Annotated[str, typer.Option(help="auto (exact) or fp8.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per prompt, with token ids.")] = False,
@@ -52,8 +55,9 @@ def generate(
     from dsv4_cluster import LLM, SamplingParams
 
     biases = _logit_bias(logit_bias or [])
+    drafts = int(num_draft_tokens) if num_draft_tokens.isdigit() else num_draft_tokens
     try:
-        llm = LLM(checkpoint, dtype=dtype, kv_cache_dtype=kv_cache_dtype)  # type: ignore[arg-type]  # pydantic checks
+        llm = LLM(checkpoint, dtype=dtype, kv_cache_dtype=kv_cache_dtype, num_draft_tokens=drafts)  # type: ignore[arg-type]  # pydantic checks
     except ValidationError as err:
         raise ConfigError("; ".join(f"{e['loc'][-1]}: {e['msg']}" for e in err.errors())) from err
     params = SamplingParams(

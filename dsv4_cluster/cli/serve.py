@@ -61,7 +61,7 @@ def serve(config: ConfigArgument) -> None:
 
 def _checked(path: Path) -> "tuple[dict[str, Any], ClusterConfig]":
     """(the parsed file, the arguments of our application in it). Raises: ConfigError, CheckpointError."""
-    from dsv4_cluster.config.limits import shortest_max_model_len
+    from dsv4_cluster.config.limits import check_drafter, check_headroom, shortest_max_model_len
     from dsv4_cluster.config.load import load_serve_file
     from dsv4_cluster.config.model_config import ModelConfig
     from dsv4_cluster.serve.config_check import check_serve_keys
@@ -69,7 +69,11 @@ def _checked(path: Path) -> "tuple[dict[str, Any], ClusterConfig]":
     raw, cluster = load_serve_file(path)
     check_serve_keys(raw, source=str(path))
     engines = [(role.engine, role.kv) for role in (cluster.prefill, cluster.decode)]
-    shortest_max_model_len(ModelConfig.from_checkpoint(cluster.model.path), engines)
+    model = ModelConfig.from_checkpoint(cluster.model.path)
+    shortest_max_model_len(model, engines)
+    check_drafter(model, cluster.speculation)
+    for _, kv in engines:
+        check_headroom(cluster.speculation, kv)
     return raw, cluster
 
 

@@ -35,6 +35,14 @@ def shortest_max_model_len(config: ModelConfig, engines: Iterable[tuple[EngineCo
     return min(max_model_len(config, engine, kv) for engine, kv in engines)
 
 
+def check_drafter(config: ModelConfig, speculation: SpeculationConfig) -> None:
+    """Raises: ConfigError when drafts are wanted and the checkpoint's config has no MTP layer to make them."""
+    if speculation.max_draft_tokens > 0 and not config.has_mtp:
+        found = "a DSpark drafter instead of an MTP layer" if config.has_dspark else "no MTP layer"
+        wish = f"speculation.num_draft_tokens is {speculation.num_draft_tokens!r}"
+        raise ConfigError(f"{wish}, but the checkpoint has {found}: set it to 0")
+
+
 def check_headroom(speculation: SpeculationConfig, kv: KVConfig) -> None:
     """Raises: ConfigError when rejected drafts could overwrite a live row of a ring."""
     if speculation.max_draft_tokens > kv.speculation_headroom:

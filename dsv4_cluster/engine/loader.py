@@ -7,7 +7,7 @@ import torch
 
 from dsv4_cluster.config.engine_config import EngineConfig
 from dsv4_cluster.config.kv_config import KVConfig
-from dsv4_cluster.config.limits import check_headroom, max_model_len
+from dsv4_cluster.config.limits import check_drafter, check_headroom, max_model_len
 from dsv4_cluster.config.model_config import ModelConfig
 from dsv4_cluster.config.speculation_config import SpeculationConfig
 from dsv4_cluster.errors import ConfigError
@@ -52,6 +52,7 @@ def load_model(
     dtype = compute_dtype(engine, device)
     num_mtp_layers = int(speculation.max_draft_tokens > 0)
     if num_mtp_layers:
+        check_drafter(config, speculation)
         check_headroom(speculation, kv)
         check_mtp(checkpoint, f"speculation.num_draft_tokens is {speculation.num_draft_tokens!r}")
     limit = max_model_len(config, engine, kv)
@@ -87,9 +88,5 @@ def compute_dtype(engine: EngineConfig, device: torch.device) -> torch.dtype:
 
 def check_mtp(checkpoint: Checkpoint, wish: str) -> None:
     """Raises: ConfigError, beginning with `wish`, when the checkpoint has no usable MTP layer."""
-    if checkpoint.has_mtp:
-        return
-    reason = "the checkpoint has no usable MTP layer"
-    if checkpoint.config.has_dspark:
-        reason = "the checkpoint has a DSpark drafter, which is not supported, instead of an MTP layer"
-    raise ConfigError(f"{wish}, but {reason}: set num_draft_tokens to 0")
+    if not checkpoint.has_mtp:
+        raise ConfigError(f"{wish}, but the checkpoint has no usable MTP layer")

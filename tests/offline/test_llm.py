@@ -188,6 +188,8 @@ def test_speculation_with_a_dspark_drafter_is_refused(toy_dir, tmp_path):
 
     with pytest.raises(ConfigError, match="num_draft_tokens is 2, but the checkpoint has a DSpark drafter"):
         LLM(directory, num_draft_tokens=2)
+    with pytest.raises(ConfigError, match="no usable MTP layer"):
+        LLM(directory, num_pages=4).draft_logprobs(PROMPT)
 
 
 def test_a_context_limit_beyond_the_cache_is_refused_with_the_pages_needed(toy_dir):

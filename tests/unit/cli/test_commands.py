@@ -36,6 +36,14 @@ def config_file(toy_dir, tmp_path):
     return write
 
 
+def speculate(raw: dict, num_draft_tokens: int | str, headroom: int) -> None:
+    """Ask for drafts and set the rings' headroom of both roles."""
+    args = raw["applications"][0]["args"]
+    args["speculation"] = {"num_draft_tokens": num_draft_tokens}
+    for role in ("prefill", "decode"):
+        args[role]["kv"]["speculation_headroom"] = headroom
+
+
 def test_help_imports_neither_torch_nor_ray():
     code = (
         "import sys; from dsv4_cluster.cli.main import app\n"
@@ -75,12 +83,14 @@ def test_inspect_wants_exactly_one_thing(toy_dir):
 
 
 def test_generate_is_reproducible_with_a_seed(toy_dir):
-    run = ("generate", toy_dir, "--prompt", "hi", "--max-tokens", 6, "--seed", 3, "--json")
+    run = ("generate", toy_dir, "--prompt", "hi", "--max-tokens", 6, "--seed", 3, "--dtype", "float32", "--json")
 
     first, second = (json.loads(dsv4(*run).output) for _ in range(2))
 
     assert len(first["token_ids"]) == 6
     assert first["token_ids"] == second["token_ids"]
+    drafted = json.loads(dsv4(*run, "--num-draft-tokens", "auto").output)
+    assert (drafted["token_ids"], drafted["num_drafted"] > 0) == (first["token_ids"], True)
 
 
 @pytest.mark.parametrize(
@@ -116,8 +126,10 @@ def test_check_accepts_a_good_file(config_file):
         (lambda raw: raw["applications"][0].update(route_prefx="/"), "route_prefx: unknown key"),
         (lambda raw: raw["applications"][0]["args"]["decode"]["engine"].update(max_model_len=10**6), "max_model_len"),
         (lambda raw: raw.pop("applications"), "applications"),
+        (lambda raw: speculate(raw, 5, 8), "num_draft_tokens"),
+        (lambda raw: speculate(raw, "auto", 3), "speculation_headroom is 3"),
     ],
-    ids=["our-key", "serve-key", "limit", "no-application"],
+    ids=["our-key", "serve-key", "limit", "no-application", "drafts", "headroom"],
 )
 def test_check_names_what_is_wrong(config_file, change, message):
     result = dsv4("check", config_file(change))
