@@ -18,6 +18,7 @@ from dsv4_cluster.config.kv_config import KVConfig
 from dsv4_cluster.config.speculation_config import SpeculationConfig
 from dsv4_cluster.engine.admission import check_request
 from dsv4_cluster.engine.batch_builder import build_batch, prompt_rows
+from dsv4_cluster.engine.constraints import FREE, Constraints
 from dsv4_cluster.engine.drafting import Drafting
 from dsv4_cluster.engine.loader import LoadedModel, load_model
 from dsv4_cluster.engine.model_runner import ModelRunner
@@ -27,14 +28,14 @@ from dsv4_cluster.engine.sampling_rows import SamplingRows
 from dsv4_cluster.engine.scheduler import Scheduler
 from dsv4_cluster.engine.sequence import Sequence, SequenceStatus
 from dsv4_cluster.engine.step import StepOutput, StepPlan
-from dsv4_cluster.errors import DeadlineExceededError, InvalidRequestError, NonFiniteLogitsError
+from dsv4_cluster.errors import DeadlineExceededError, Dsv4Error, InvalidRequestError, NonFiniteLogitsError
 from dsv4_cluster.kv.manager import KVManager
 from dsv4_cluster.kv.snapshot import LiveSegment, SegmentShape, export_live, live_segment_shapes
 from dsv4_cluster.parallel.state import ParallelState
 from dsv4_cluster.protocol.output import FinishReason, PromptLogprobs, TokenChunk
 from dsv4_cluster.protocol.request import GenerationRequest
 from dsv4_cluster.protocol.stats import EngineStats
-from dsv4_cluster.sampling.batch import SamplingBatch
+from dsv4_cluster.sampling.batch import SamplingBatch, SamplingRow
 from dsv4_cluster.sampling.logprobs import top_logprobs
 from dsv4_cluster.sampling.sampler import sample_tokens
 from dsv4_cluster.speculation.proposer import Proposer
@@ -77,7 +78,7 @@ class EngineCore:
             think_end_token_id=loaded.think_end_token_id,
             device=loaded.device,
         )
-        self._drafting = Drafting(loaded, speculation or SpeculationConfig(), self._rows.row, proposer=proposer)
+        self._drafting = Drafting(loaded, speculation or SpeculationConfig(), self._draft_row, proposer=proposer)
         self._scheduler = Scheduler(
             self._residency,
             max_num_seqs=engine.max_num_seqs,
@@ -85,6 +86,12 @@ class EngineCore:
             draft_limits=self._drafting.limits,
         )
         self._sequences: dict[str, Sequence] = {}
+        self._constraints = Constraints(
+            loaded.checkpoint_dir,
+            vocab_size=loaded.config.vocab_size,
+            eos_token_id=loaded.config.eos_token_id,
+            device=loaded.device,
+        )
         self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
         self._num_steps = 0
@@ -115,6 +122,7 @@ class EngineCore:
         Raises: InvalidRequestError, PromptTooLongError.
         """
         self._check_new(request)
+        self._constraints.add(request)
         sequence = Sequence(request, list(request.prompt_token_ids), hold_after_prefill=hold_after_prefill)
         self._sequences[request.request_id] = sequence
         self._scheduler.enqueue(sequence)
@@ -124,6 +132,7 @@ class EngineCore:
         sequence = self._sequences.pop(request_id, None)
         if sequence is None:
             return False
+        self._constraints.free(request_id)
         self._scheduler.remove(sequence)
         return True
 
@@ -143,6 +152,7 @@ class EngineCore:
             return StepOutput(plan.step_id, expired)
         plan = self._drafting.propose(plan, self._sequences, self._kv.slot)
         drafted = time.perf_counter()
+        self._constraints.begin({chunk.request_id: chunk.draft_token_ids for chunk in plan.scheduled if chunk.samples})
         batch = build_batch(plan, self._sequences, self._kv, self._loaded.pools.layer_caches, self._loaded.device)
         streams = self._runner.forward(batch)
         self._take_prompt_logprobs(plan, streams)
@@ -176,7 +186,14 @@ class EngineCore:
         """
         self._check_new(request)
         sequence = Sequence(request, [*request.prompt_token_ids, first_token_id])
-        if not self._residency.adopt(sequence, segments):
+        self._constraints.add(request, (first_token_id,))
+        is_adopted = False
+        try:
+            is_adopted = self._residency.adopt(sequence, segments)
+        finally:
+            if not is_adopted:
+                self._constraints.free(request.request_id)
+        if not is_adopted:
             return False
         self._sequences[request.request_id] = sequence
         self._scheduler.start(sequence)
@@ -208,6 +225,7 @@ class EngineCore:
     def check(self) -> None:
         """Assert that pages and slots are accounted for and that exactly the started sequences own some."""
         self._residency.check()
+        assert self._constraints.request_ids() <= self._sequences.keys(), self._constraints.request_ids()
         owners = {s.request_id for s in self._sequences.values() if s.status is not SequenceStatus.WAITING}
         assert self._kv.seq_ids() == owners, (self._kv.seq_ids(), owners)
 
@@ -239,8 +257,13 @@ class EngineCore:
         sampling = [(chunk, self._sequences[chunk.request_id]) for chunk in plan.scheduled if chunk.samples]
         if not sampling:
             return []
+        masks = self._constraints.collect()
         rows = [
-            self._rows.row(sequence, chunk.draft_token_ids[:num_drafts])
+            self._rows.row(
+                sequence,
+                chunk.draft_token_ids[:num_drafts],
+                allowed_mask=masks.get(chunk.request_id, FREE).row(num_drafts),
+            )
             for chunk, sequence in sampling
             for num_drafts in range(chunk.num_drafts + 1)
         ]
@@ -252,11 +275,22 @@ class EngineCore:
             first_row += chunk.num_drafts + 1
         return outcomes
 
+    def _draft_row(self, sequence: Sequence, draft_token_ids: Seq[int]) -> SamplingRow:
+        """How the token after these drafts would be chosen, so that drafts keep to the sequence's constraint."""
+        masks = self._constraints.mask_rows(sequence.request_id, draft_token_ids)
+        return self._rows.row(sequence, draft_token_ids, allowed_mask=masks.row(len(draft_token_ids)))
+
     def _settle(self, outcome: Outcome) -> TokenChunk:
         """Decide whether the sequence ends, goes on or is held."""
         sequence = outcome.sequence
         if not outcome.token_ids:
-            return self._fail(sequence)
+            position = len(sequence.token_ids)
+            message = f"{sequence.request_id}: logits for position {position} are not finite"
+            self._residency.discard(sequence)
+            return self._fail(sequence, NonFiniteLogitsError(message))
+        error = self._constraints.accept(sequence.request_id, outcome.token_ids)
+        if error is not None:
+            return self._fail(sequence, error)
         is_first = sequence.num_generated_tokens == 1
         self._num_generated_tokens += len(outcome.token_ids)
         self._num_prompt_tokens += sequence.num_prompt_tokens if is_first else 0
@@ -278,18 +312,15 @@ class EngineCore:
         )
 
     def _expire(self, sequence: Sequence) -> TokenChunk:
-        self.abort(sequence.request_id)
         error = DeadlineExceededError(
             f"{sequence.request_id}: the deadline passed after {sequence.num_generated_tokens} of at most "
             f"{sequence.request.sampling.max_tokens} tokens"
         )
-        return TokenChunk(request_id=sequence.request_id, finish_reason=FinishReason.ERROR, error=error)
+        return self._fail(sequence, error)
 
-    def _fail(self, sequence: Sequence) -> TokenChunk:
-        position = len(sequence.token_ids)
-        self._residency.discard(sequence)
+    def _fail(self, sequence: Sequence, error: Dsv4Error) -> TokenChunk:
+        """End one request with an error chunk; the engine goes on."""
         self.abort(sequence.request_id)
-        error = NonFiniteLogitsError(f"{sequence.request_id}: logits for position {position} are not finite")
         return TokenChunk(request_id=sequence.request_id, finish_reason=FinishReason.ERROR, error=error)
 
 

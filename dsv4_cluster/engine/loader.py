@@ -36,6 +36,7 @@ class LoadedModel:
     max_model_len: int  # prompt + answer limit, tokens
     think_end_token_id: int | None = None  # </think>; None: the checkpoint's tokenizer has no such token
     mtp: MTPModule | None = None  # the draft layer, when speculation is on
+    checkpoint_dir: Path | None = None  # holds tokenizer.json, which constrained answers need
 
 
 def load_model(
@@ -65,7 +66,7 @@ def load_model(
     mtp = load_mtp(checkpoint, kv, parallel, dtype=dtype, device=device) if num_mtp_layers else None
     pools = KVPools.allocate(layout, kv.num_pages, engine.max_num_seqs, device)
     think_end = special_token_id(checkpoint_dir, THINK_END)
-    return LoadedModel(config, model.eval(), layout, pools, device, limit, think_end, mtp)
+    return LoadedModel(config, model.eval(), layout, pools, device, limit, think_end, mtp, Path(checkpoint_dir))
 
 
 def load_mtp(

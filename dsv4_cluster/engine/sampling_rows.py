@@ -27,14 +27,14 @@ class SamplingRows:
 
         A draft is right exactly when it is what its row chooses: rows for drafts [:0], [:1], ..., [:k] verify k drafts
         and choose the token after them, each under the penalties, bans and thoughts its own past gives.
-        allowed_mask: [W] int32, see SamplingRow.
+        allowed_mask: [W] int32, see SamplingRow; there is one only behind the thoughts, however they ended.
         """
         state = sequence.sampling_state
         if state is None:
             state = sequence.sampling_state = self._state(sequence.request)
         state.catch_up(sequence.token_ids)
         thoughts = state.thoughts
-        if thoughts is not None and not thoughts.is_open_after(draft_token_ids):
+        if thoughts is not None and (allowed_mask is not None or not thoughts.is_open_after(draft_token_ids)):
             thoughts = None
         return SamplingRow(
             sequence.request.sampling,

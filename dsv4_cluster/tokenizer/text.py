@@ -7,7 +7,7 @@ vocabulary makes the text of a sequence the concatenation of its tokens' bytes, 
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,18 @@ class TextTokenizer:
     """The tokenizer of one checkpoint. Immutable; safe to use from several threads."""
 
     def __init__(
-        self, plain: recipe.Tokenizer, token_bytes: list[bytes], *, bos_token_id: int, eos_token_id: int
+        self, plain: recipe.Tokenizer, token_bytes: list[bytes], added_token_ids: Mapping[str, int], *, origin: str
     ) -> None:
-        """plain: tokenizer without the added vocabulary. token_bytes: index = token id; b"" where there is no token."""
+        """plain: tokenizer without the added vocabulary. token_bytes: index = token id; b"" where there is no token.
+
+        added_token_ids: by spelling. origin: named in errors. Raises: CheckpointError when BOS or EOS is missing.
+        """
         self._plain = plain
         self._token_bytes = token_bytes
-        self.bos_token_id = bos_token_id
-        self.eos_token_id = eos_token_id
+        self._origin = origin
+        self.added_token_ids = added_token_ids
+        self.bos_token_id = self.special_token_id(recipe.SpecialToken.Bos)
+        self.eos_token_id = self.special_token_id(recipe.SpecialToken.Eos)
 
     @classmethod
     def from_checkpoint(cls, checkpoint_dir: str | Path) -> "TextTokenizer":
@@ -41,23 +46,20 @@ class TextTokenizer:
         """Load a `tokenizer.json`. Raises: CheckpointError that names the file and the reason."""
         raw = _read_tokenizer(Path(path))
         table = _token_bytes(raw)
-        ids = {entry["content"]: entry["id"] for entry in raw["added_tokens"]}
-        special = {}
+        added = {entry["content"]: entry["id"] for entry in raw["added_tokens"]}
         for kind in (recipe.SpecialToken.Bos, recipe.SpecialToken.Eos):
-            text = kind.default_str()
-            if text not in ids:
-                raise CheckpointError(
-                    f"{path}: the special token {text!r} is missing; is this a DeepSeek V4 tokenizer?"
-                )
-            special[text] = ids[text]
-        bos_token_id, eos_token_id = special.values()
+            _require(added, kind.default_str(), str(path))
         plain = recipe.Tokenizer.from_str(json.dumps({**raw, "added_tokens": []}))
-        return cls(plain, table, bos_token_id=bos_token_id, eos_token_id=eos_token_id)
+        return cls(plain, table, added, origin=str(path))
 
     @property
     def vocab_size(self) -> int:
         """Largest token id plus one."""
         return len(self._token_bytes)
+
+    def special_token_id(self, kind: recipe.SpecialToken) -> int:
+        """The id of a named special token. Raises: CheckpointError when the vocabulary lacks it."""
+        return _require(self.added_token_ids, kind.default_str(), self._origin)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text, without BOS; special-token spellings stay text.
@@ -110,6 +112,12 @@ def _read_tokenizer(path: Path) -> dict[str, Any]:
             f"{path}: model {model.get('type')!r} with decoder {decoder.get('type')!r}, expected BPE with ByteLevel"
         )
     return raw
+
+
+def _require(added_token_ids: Mapping[str, int], text: str, origin: str) -> int:
+    if text not in added_token_ids:
+        raise CheckpointError(f"{origin}: the special token {text!r} is missing; is this a DeepSeek V4 tokenizer?")
+    return added_token_ids[text]
 
 
 def _token_bytes(raw: dict[str, Any]) -> list[bytes]:

@@ -1,0 +1,106 @@
+"""Compiled grammars: StructuredSpec + vocabulary -> Matcher, with a cache for schemas that come again and again."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import llguidance
+
+from dsv4_cluster.protocol.request import StructuredSpec
+from dsv4_cluster.structured import dsml, source
+from dsv4_cluster.structured.dsml import BlockStart
+from dsv4_cluster.structured.matcher import Matcher, Phase
+from dsv4_cluster.structured.vocabulary import DSML_MARK, GrammarVocabulary
+
+MAX_CACHED_GRAMMARS = 64
+_BLOCK_OPENING = f"<{DSML_MARK}tool_calls>\n".encode()
+_OPENING_TOKENS = 16  # more than any spelling of the opening line has
+
+
+class CompiledGrammar:
+    """One constraint ready to be copied into matchers; the parts it needs are compiled when first asked for."""
+
+    def __init__(self, spec: StructuredSpec, vocabulary: GrammarVocabulary) -> None:
+        """Raises: InvalidRequestError."""
+        self.spec = spec
+        self.vocabulary = vocabulary
+        self.is_tool_call = spec.kind in source.TOOL_KINDS
+        self._tools = source.tools_of(spec) if self.is_tool_call else ()
+        self._prototypes: dict[BlockStart, llguidance.LLMatcher] = {}
+        self._lock = threading.Lock()
+
+    def parser(self, start: BlockStart = BlockStart.NOTHING) -> llguidance.LLMatcher:
+        """A fresh parser of the rest of the answer. start: for tool calls, how much of the block is already there.
+
+        Raises: InvalidRequestError when the grammar is not valid, too complex or matches nothing.
+        """
+        with self._lock:
+            if start not in self._prototypes:
+                self._prototypes[start] = self._compile(start)
+            return self._prototypes[start].deep_copy()
+
+    def matcher(self, *, thinking: bool, prompt_token_ids: Sequence[int]) -> Matcher:
+        """The matcher of a new answer. It stands in front of the first generated token.
+
+        thinking: the answer starts inside the thoughts and the constraint after them. prompt_token_ids: a prompt may
+        end with the opening line of a tool block.
+        """
+        if thinking:
+            return Matcher(self, Phase.THINKING, None)
+        if not self.is_tool_call:
+            return Matcher(self, Phase.GRAMMAR, self.parser())
+        if self._is_in_block(prompt_token_ids):
+            return Matcher(self, Phase.GRAMMAR, self.parser(BlockStart.LINE))
+        if self.spec.kind == "tool_call_required":
+            return Matcher(self, Phase.GRAMMAR, self.parser())
+        return Matcher(self, Phase.TEXT, None)
+
+    def compile_all(self) -> None:
+        """Compile what the answer may need, so that no step has to wait. Raises: InvalidRequestError."""
+        if not self.is_tool_call:
+            self.parser()
+            return
+        for start in BlockStart:
+            self.parser(start)
+
+    def _compile(self, start: BlockStart) -> llguidance.LLMatcher:
+        if self.is_tool_call:
+            mark = f"<[{self.vocabulary.dsml_token_id}]>"
+            text = llguidance.LLMatcher.grammar_from_lark(dsml.block_source(self._tools, start, mark))
+        else:
+            text = source.plain_source(self.spec)
+        parser = llguidance.LLMatcher(self.vocabulary.lltokenizer, text, log_level=0, limits=source.LIMITS)
+        parser.compute_bitmask()  # finds grammars that match nothing, and those whose first mask is too costly
+        if parser.is_error():
+            raise source.compile_error(self.spec, parser.get_error())
+        if parser.is_stopped() and not parser.is_accepting():
+            raise source.compile_error(self.spec, f"no text satisfies it ({parser.stop_reason()})")
+        return parser
+
+    def _is_in_block(self, prompt_token_ids: Sequence[int]) -> bool:
+        tail = b"".join(map(self.vocabulary.token_bytes, prompt_token_ids[-_OPENING_TOKENS:]))
+        return tail.endswith(_BLOCK_OPENING)
+
+
+class GrammarCache:
+    """Compiled grammars of one vocabulary, the least recently used one dropped first. Safe on several threads."""
+
+    def __init__(self, vocabulary: GrammarVocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._grammars: OrderedDict[StructuredSpec, CompiledGrammar] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, spec: StructuredSpec) -> CompiledGrammar:
+        """Compile or find. A refused grammar is not kept. Raises: InvalidRequestError."""
+        with self._lock:
+            grammar = self._grammars.get(spec)
+            if grammar is not None:
+                self._grammars.move_to_end(spec)
+                return grammar
+        grammar = CompiledGrammar(spec, self._vocabulary)
+        grammar.compile_all()
+        with self._lock:
+            self._grammars[spec] = grammar
+            while len(self._grammars) > MAX_CACHED_GRAMMARS:
+                self._grammars.popitem(last=False)
+        return grammar
