@@ -33,12 +33,14 @@ class RowMasks:
     Rows stop at the first draft that the grammar refuses: nothing after it can be accepted.
     """
 
-    allowed: torch.Tensor | None = None  # [1 + usable drafts, W] int32, see bitmask.py; None = everything is allowed
+    allowed: torch.Tensor | None = None  # [1 + usable drafts, W] int32, see bitmask.py; None = all rows are free
+    num_free: int = 0  # rows from the first one on that have no constraint yet: thoughts
     error: Dsv4Error | None = None  # the constraint cannot be followed; the request ends with it
 
     def row(self, index: int) -> torch.Tensor | None:
-        """[W] int32 for one row, None where everything is allowed."""
-        return None if self.allowed is None or index >= len(self.allowed) else self.allowed[index]
+        """[W] int32 for one row, None where everything is allowed or no token can be accepted."""
+        is_masked = self.allowed is not None and self.num_free <= index < len(self.allowed)
+        return self.allowed[index] if self.allowed is not None and is_masked else None
 
 
 FREE = RowMasks()
@@ -153,27 +155,27 @@ class Constraints:
     def _row_masks(self, constraint: _Constraint, draft_token_ids: Sequence[int]) -> RowMasks:
         try:
             matcher = constraint.matcher.result(COMPILE_LIMIT_S)
-            packed = walk_drafts(matcher, draft_token_ids, num_words=num_words(self._vocab_size))
+            num_free, packed = walk_drafts(matcher, draft_token_ids, num_words=num_words(self._vocab_size))
         except TimeoutError:
             return RowMasks(error=InvalidRequestError(f"the grammar was not compiled within {COMPILE_LIMIT_S:.0f} s"))
         except Dsv4Error as err:
             return RowMasks(error=err)
-        return FREE if packed is None else RowMasks(torch.from_numpy(packed).to(self._device))
+        return RowMasks(None if packed is None else torch.from_numpy(packed).to(self._device), num_free)
 
 
-def walk_drafts(matcher: Matcher, draft_token_ids: Sequence[int], *, num_words: int) -> PackedMask | None:
+def walk_drafts(matcher: Matcher, draft_token_ids: Sequence[int], *, num_words: int) -> tuple[int, PackedMask | None]:
     """Masks in front of the first draft and after each one that the grammar takes; the matcher is rolled back.
 
-    Returns: [1 + number of drafts taken, num_words] int32, or None when all of these rows are free.
-    Raises: InvalidRequestError when the grammar cannot be followed.
+    Returns: how many rows are free, from the first one on; and [1 + number of drafts taken, num_words] int32, or None
+    when all rows are free. Raises: InvalidRequestError when the grammar cannot be followed.
     """
     if not draft_token_ids and matcher.is_free:
-        return None
+        return 1, None
     rows = np.empty((1 + len(draft_token_ids), num_words), dtype=np.int32)
-    num_taken, is_free = 0, True
+    num_taken, num_free = 0, 0
     try:
         for index in range(len(rows)):
-            is_free = is_free and matcher.is_free
+            num_free += matcher.is_free
             matcher.mask(rows[index])
             if index == len(draft_token_ids) or not matcher.accepts(draft_token_ids[index]):
                 break
@@ -181,4 +183,4 @@ def walk_drafts(matcher: Matcher, draft_token_ids: Sequence[int], *, num_words: 
             num_taken += 1
     finally:
         matcher.rollback(num_taken)
-    return None if is_free else rows[: num_taken + 1]
+    return num_free, None if num_free > num_taken else rows[: num_taken + 1]

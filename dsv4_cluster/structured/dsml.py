@@ -24,8 +24,10 @@ from dsv4_cluster.structured.vocabulary import DSML_MARK
 
 MAX_TOOLS = 128
 TEXT_MARK = json.dumps(DSML_MARK, ensure_ascii=False)  # stands for the token where a grammar is only checked
-_NAME = re.compile(r'[^"<>\r\n]{1,256}')
-_PARAMETER_NAME = r'/[^"<>\r\n]{1,128}/'
+# The output parser cuts attributes at white space and copies names into JSON as they are.
+_NAME_CHARS = r'[^"\\<>\s\x00-\x1f\x7f]'
+_NAME = re.compile(_NAME_CHARS + "{1,256}")
+_PARAMETER_NAME = f"/{_NAME_CHARS}{{1,128}}/"
 
 
 class BlockStart(Enum):
@@ -76,7 +78,8 @@ def block_source(tools: tuple[Tool, ...], start: BlockStart, mark: str) -> str:
         BlockStart.LINE: "",
     }[start]
     rules = [
-        rf'start: {opening} invoke ("\n" invoke)* "\n</" {mark} "tool_calls>"',
+        # The lexer is greedy: "\n</" as one string would swallow the "\n<" of a further invoke.
+        rf'start: {opening} invoke ("\n" invoke)* "\n" "</" {mark} "tool_calls>"',
         "invoke: " + " | ".join(f"tool_{index}" for index in range(len(tools))),
         RAW_RULE,
     ]
