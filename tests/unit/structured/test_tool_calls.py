@@ -54,7 +54,7 @@ def _parse(token_ids, vocab_size, body):
     message = ChatMessage(parser, prompt, response_id="id")
     for chunk in chunks_of(token_ids[:-1], finish=FinishReason.STOP):
         message.push(chunk)
-    return json.loads(message.to_json())["choices"][0]
+    return message.body()["choices"][0]
 
 
 def _accept_text(matcher, vocab_size, text):
