@@ -21,7 +21,8 @@ from dsv4_cluster.ids import new_request_id
 from dsv4_cluster.protocol import request as protocol
 from dsv4_cluster.protocol.copies import MAX_COPIES, can_share, copies
 from dsv4_cluster.protocol.output import FinishReason, PromptLogprobs, TokenChunk, TokenLogprobs
-from dsv4_cluster.protocol.request import GenerationRequest, StopParams
+from dsv4_cluster.protocol.request import GenerationRequest, StopParams, StructuredSpec
+from dsv4_cluster.structured.source import check_spec
 from dsv4_cluster.tokenizer.stop_text import StopTextStream
 from dsv4_cluster.tokenizer.text import TextTokenizer
 
@@ -38,7 +39,10 @@ class SamplingParams:
     tokens. logit_bias: token id -> -100..100, added to its logit.
     stop: strings that end the answer and are cut from its text. stop_token_ids: ids that end it.
     ignore_eos: do not stop at the model's EOS. min_tokens: EOS and stop ids are not sampled before.
-    thinking_budget: the prompt ends inside the thoughts; after so many generated tokens </think> is forced.
+    thinking: the prompt ends inside the thoughts. thinking_budget: so it does, and after so many generated tokens
+    </think> is forced.
+    structured: the form of the answer, behind the thoughts if there are any: StructuredSpec(kind="json_object"), or
+    kind "json_schema", "regex", "lark", "tool_call", "tool_call_required" with its source in `schema`.
     logprobs, prompt_logprobs: n = the token itself and the n most probable ones, None = nothing. They are those of
     the model: before bias, penalties and temperature.
     """
@@ -58,14 +62,18 @@ class SamplingParams:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
+    thinking: bool = False
     thinking_budget: int | None = None
+    structured: StructuredSpec | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
     def to_requests(self, request_id: str, prompt_token_ids: Sequence[int]) -> tuple[GenerationRequest, ...]:
-        """One engine request per answer. Raises: InvalidRequestError when n is out of range."""
+        """One engine request per answer. Raises: InvalidRequestError when n or the grammar is not valid."""
         if not 1 <= self.n <= MAX_COPIES:
             raise InvalidRequestError(f"n is {self.n}, expected 1..{MAX_COPIES}")
+        if self.structured is not None:
+            check_spec(self.structured)
         sampling = protocol.SamplingParams(
             max_tokens=self.max_tokens,
             temperature=self.temperature,
@@ -91,7 +99,8 @@ class SamplingParams:
             prompt_token_ids=tuple(prompt_token_ids),
             sampling=sampling,
             stop=stop,
-            thinking=self.thinking_budget is not None,
+            structured=self.structured,
+            thinking=self.thinking or self.thinking_budget is not None,
             thinking_budget=self.thinking_budget,
         )
         return copies(request, self.n)

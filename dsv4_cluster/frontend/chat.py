@@ -9,6 +9,7 @@ from typing import TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from dsv4_cluster.errors import InvalidRequestError
 from dsv4_cluster.frontend import fields
 from dsv4_cluster.frontend.body import parse_object, read_body
 from dsv4_cluster.frontend.error_body import FieldError
@@ -18,7 +19,8 @@ from dsv4_cluster.frontend.sampling_fields import SamplingFields, take_sampling_
 from dsv4_cluster.frontend.sse import EventStream, sse_frames, while_connected
 from dsv4_cluster.protocol.copies import copies
 from dsv4_cluster.protocol.output import TokenChunk
-from dsv4_cluster.protocol.request import GenerationRequest
+from dsv4_cluster.protocol.request import GenerationRequest, StructuredSpec
+from dsv4_cluster.structured.source import TOOL_KINDS, check_spec
 from dsv4_cluster.tokenizer.chat_output import ChatMessage, ChatParser, ChatStream, response_json
 from dsv4_cluster.tokenizer.encoding import ChatPrompt
 
@@ -55,7 +57,20 @@ def _prepare(body: bytes, backend: Backend) -> _ChatJob:
     prompt = backend.codec.chat.encode(checked, context_limit=backend.max_model_len)
     if thinking_budget is not None and not prompt.is_thinking:
         raise FieldError("thinking_token_budget is for requests that think", param="thinking_token_budget")
+    if prompt.structured is not None:
+        _check_structured(prompt.structured, sampling)
     return _ChatJob(prompt, sampling, thinking_budget, fields.wants_usage(checked))
+
+
+def _check_structured(spec: StructuredSpec, sampling: SamplingFields) -> None:
+    """Refuse what the engine would refuse, before the request is queued. Raises: FieldError."""
+    param = "tools" if spec.kind in TOOL_KINDS else "response_format"
+    if sampling.ignore_eos:
+        raise FieldError(f"ignore_eos cannot be combined with {param}", param="ignore_eos")
+    try:
+        check_spec(spec)
+    except InvalidRequestError as err:
+        raise FieldError(err.message, param=param) from err
 
 
 def _generation_requests(job: _ChatJob, request_id: str, backend: Backend) -> tuple[GenerationRequest, ...]:
@@ -73,6 +88,7 @@ def _generation_requests(job: _ChatJob, request_id: str, backend: Backend) -> tu
         ),
         stop=job.sampling.stop_params(prompt.stop_strings, eos_token_id=backend.codec.text.eos_token_id),
         model=backend.codec.models.canonical,
+        structured=prompt.structured,
         thinking=prompt.is_thinking,
         thinking_budget=job.thinking_budget,
     )

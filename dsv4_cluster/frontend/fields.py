@@ -8,6 +8,7 @@ from typing import Any
 
 from dsv4_cluster.frontend.error_body import FieldError
 from dsv4_cluster.frontend.sampling_fields import SamplingFields
+from dsv4_cluster.tokenizer.encoding import tool_name
 
 _LABELS = {"user": str, "user_id": str, "metadata": dict}  # accepted, no effect on the answer
 _BOTH_HONOURED = frozenset(
@@ -19,6 +20,7 @@ _CHAT_HONOURED = _BOTH_HONOURED | {
     "top_logprobs",
     "tools",
     "tool_choice",
+    "response_format",
     "thinking",
     "thinking_token_budget",
     "reasoning_effort",
@@ -28,7 +30,6 @@ _COMPLETION_HONOURED = _BOTH_HONOURED | {"prompt"}
 _REFUSED_EVERYWHERE: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
     "priority": (0,),
-    "response_format": ({"type": "text"},),
 }
 _CHAT_REFUSED: dict[str, tuple[Any, ...]] = {
     **_REFUSED_EVERYWHERE,
@@ -41,6 +42,7 @@ _CHAT_REFUSED: dict[str, tuple[Any, ...]] = {
 }
 _COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = {
     **_REFUSED_EVERYWHERE,
+    "response_format": ({"type": "text"},),
     "echo": (False,),
     "suffix": ("",),
     "best_of": (1,),
@@ -52,7 +54,8 @@ def check_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     fields = _check(body, _CHAT_HONOURED, _CHAT_REFUSED)
     _merge_max_tokens(fields)
     _check_stream_options(fields)
-    _check_tools(fields)
+    _check_tool_choice(fields)
+    _check_response_format(fields.get("response_format"))
     thinking = fields.get("thinking")
     if isinstance(thinking, dict):
         _check_keys(thinking, "thinking", {"type"})
@@ -132,16 +135,31 @@ def _check_stream_options(fields: dict[str, Any]) -> None:
         raise FieldError("stream_options.include_usage must be a boolean", param="stream_options.include_usage")
 
 
-def _check_tools(fields: dict[str, Any]) -> None:
+def _check_tool_choice(fields: dict[str, Any]) -> None:
+    """A forced choice needs tools, and a named one its tool among them."""
     choice = fields.get("tool_choice")
-    if choice == "required" or isinstance(choice, dict):
-        raise FieldError("tool_choice other than 'auto' and 'none' is not supported yet", param="tool_choice")
+    if choice != "required" and not isinstance(choice, dict):
+        return
     tools = fields.get("tools")
-    for index, tool in enumerate(tools if isinstance(tools, list) else ()):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if isinstance(function, dict) and function.get("strict") not in (None, False):
-            param = f"tools[{index}].function.strict"
-            raise FieldError(f"{param} is not supported yet", param=param)
+    if not isinstance(tools, list) or not tools:
+        raise FieldError("tool_choice asks for a tool call, but there are no tools", param="tool_choice")
+    if not isinstance(choice, dict):
+        return
+    function = choice.get("function")
+    if choice.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise FieldError("tool_choice must name a function as {type, function: {name}}", param="tool_choice")
+    if function["name"] not in [tool_name(tool) for tool in tools]:
+        raise FieldError(f"tool_choice names {function['name']!r:.80}, which is not among tools", param="tool_choice")
+
+
+def _check_response_format(value: Any) -> None:
+    """Only what would be ignored otherwise; deepseek-recipe checks the rest."""
+    if not isinstance(value, dict):
+        return
+    _check_keys(value, "response_format", {"type", "json_schema", "regex"})
+    schema = value.get("json_schema")
+    if isinstance(schema, dict):
+        _check_keys(schema, "response_format.json_schema", {"name", "description", "schema", "strict"})
 
 
 def _check_keys(

@@ -8,8 +8,16 @@ from pathlib import Path
 import deepseek_recipe as recipe
 
 from dsv4_cluster.errors import CheckpointError, InvalidRequestError, PromptTooLongError
+from dsv4_cluster.protocol.request import StructuredKind, StructuredSpec
 from dsv4_cluster.tokenizer.models import ServedModels
 from dsv4_cluster.tokenizer.text import TOKENIZER_FILE, TextTokenizer
+
+_STRUCTURED_KINDS: dict[str, StructuredKind] = {
+    "json": "json_schema",
+    "regex": "regex",
+    "tool_call": "tool_call",
+    "tool_call_required": "tool_call_required",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +36,9 @@ class ChatPrompt:
     seed: int | None
     num_logprobs: int | None  # None: not asked for
     stop_strings: tuple[str, ...]
-    is_thinking: bool
+    is_thinking: bool  # generation starts inside the thoughts
     is_stream: bool
+    structured: StructuredSpec | None  # the form the answer has to have
 
 
 class ChatCodec:
@@ -50,9 +59,7 @@ class ChatCodec:
         Raises: ModelNotFoundError, PromptTooLongError with both numbers, InvalidRequestError.
         """
         try:
-            request = recipe.ChatCompletionRequest(json.dumps(body, ensure_ascii=False, allow_nan=False))
-            self._models.resolve(request.model)
-            conversion = request.convert(self._options)
+            conversion, is_call_forced = self._convert_choice(body)
         except recipe.ConversionError as err:
             raise InvalidRequestError(str(err), http_status=err.status_code) from err
         except (ValueError, RecursionError) as err:
@@ -70,9 +77,33 @@ class ChatCodec:
             seed=options.seed,
             num_logprobs=(options.top_logprobs or 0) if options.logprobs else None,
             stop_strings=tuple(conversion.parsing_options.stop_sequences),
-            is_thinking=conversion.conversation.thinking_mode,
+            is_thinking=_starts_in_thoughts(conversion),
             is_stream=conversion.stream,
+            structured=_structured(conversion, is_call_forced=is_call_forced),
         )
+
+    def _convert_choice(self, body: Mapping[str, object]) -> tuple[recipe.ConversationRequest, bool]:
+        """Convert; and whether a tool call is forced although the prompt does not open it.
+
+        The official conversion refuses a forced tool choice while thinking. Then the prompt is the one of "auto" with
+        only the tools that may be called, and the constraint starts behind the thoughts.
+        """
+        choice = body.get("tool_choice")
+        if choice == "required" or isinstance(choice, dict):
+            tools = body.get("tools")
+            named = tool_name(choice)
+            callable_tools = [
+                tool for tool in (tools if isinstance(tools, list) else []) if named in (None, tool_name(tool))
+            ]
+            conversion = self._convert({**body, "tool_choice": "auto", "tools": callable_tools})
+            if conversion.conversation.thinking_mode:
+                return conversion, True
+        return self._convert(body), False
+
+    def _convert(self, body: Mapping[str, object]) -> recipe.ConversationRequest:
+        request = recipe.ChatCompletionRequest(json.dumps(body, ensure_ascii=False, allow_nan=False))
+        self._models.resolve(request.model)
+        return request.convert(self._options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +143,35 @@ def check_context(num_prompt_tokens: int, max_tokens: int | None, context_limit:
             f"This model's maximum context length is {context_limit} tokens; you asked for "
             f"{num_prompt_tokens + max_tokens} ({num_prompt_tokens} in the prompt, {max_tokens} for the answer)."
         )
+
+
+def tool_name(value: object) -> str | None:
+    """The function name in a tool or in a tool choice; None when there is none."""
+    function = value.get("function") if isinstance(value, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _starts_in_thoughts(conversion: recipe.ConversationRequest) -> bool:
+    """False also for a thinking request that continues the content of a prefix message."""
+    stage = conversion.parsing_options.thinking_initial_stage
+    return stage is not None and stage.starts_in_reasoning()
+
+
+def _structured(conversion: recipe.ConversationRequest, *, is_call_forced: bool) -> StructuredSpec | None:
+    """The constraint that the conversion derived. Raises: InvalidRequestError when a prefix has begun the answer."""
+    constraint = conversion.inference_options.output_constraint
+    if constraint is None:
+        return None
+    kind = _STRUCTURED_KINDS[constraint.kind]
+    if kind == "json_schema" and not constraint.schema:
+        kind = "json_object"
+    if kind == "tool_call" and is_call_forced:
+        kind = "tool_call_required"
+    stage = conversion.parsing_options.thinking_initial_stage
+    if stage == recipe.ThinkingInitialStage.ContentContinuation:
+        raise InvalidRequestError("response_format cannot be combined with a prefix message that begins the content")
+    return StructuredSpec(kind=kind, schema=constraint.schema)
 
 
 def _reason(err: Exception) -> str:

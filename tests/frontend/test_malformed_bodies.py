@@ -23,7 +23,7 @@ WORDS = st.sampled_from(["user", "assistant", "tool", "system", "text", "functio
 KEYS = st.sampled_from(
     _words(
         "role content type text function name parameters arguments tool_calls tool_call_id id prefix reasoning_content "
-        "strict include_usage image_url url"
+        "strict include_usage image_url url json_schema schema regex"
     )
 )
 NUMBERS = st.sampled_from([0, 1, -1, 1.5, 2**31, 2**63, -(2**63), 2**80, 1e300, 10**400])

@@ -1,0 +1,155 @@
+"""response_format and tool_choice: what reaches the engine, and what is refused before it does."""
+
+import json
+
+import pytest
+
+from dsv4_cluster.protocol.request import StructuredSpec
+from tests.kit.codec import chunks_of, load_codec, tokens_of
+
+CHAT = "/v1/chat/completions"
+MARK = "｜DSML｜"
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+    for name in ("ping", "pong")
+]
+OFF = {"thinking": {"type": "disabled"}}
+PING = {"type": "function", "function": {"name": "ping"}}
+
+
+def chat(**fields):
+    return {"model": "deepseek-v4-flash", "messages": [{"role": "user", "content": "answer in json"}], **fields}
+
+
+def names_of(spec: StructuredSpec) -> list[str]:
+    return [tool["function"]["name"] for tool in json.loads(spec.schema)]
+
+
+@pytest.mark.parametrize("thinking", [{}, OFF], ids=["thinking", "chat"])
+@pytest.mark.parametrize(
+    ("response_format", "kind", "schema"),
+    [
+        ({"type": "json_object"}, "json_object", ""),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}},
+            "json_schema",
+            SCHEMA,
+        ),
+        ({"type": "regex", "regex": "[a-z]+"}, "regex", "[a-z]+"),
+    ],
+)
+def test_a_response_format_becomes_a_constraint(http, service, thinking, response_format, kind, schema):
+    response = http.post(CHAT, json=chat(response_format=response_format, **thinking))
+
+    assert response.status_code == 200, response.text
+    request = service.requests[0]
+    assert request.structured is not None and request.structured.kind == kind
+    assert (json.loads(request.structured.schema) if kind == "json_schema" else request.structured.schema) == schema
+    assert request.thinking is (not thinking)
+
+
+@pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "text"}}, {"tools": TOOLS, "tool_choice": "none"}])
+def test_plain_requests_have_no_constraint(http, service, fields):
+    assert http.post(CHAT, json=chat(**fields)).status_code == 200
+
+    assert service.requests[0].structured is None
+
+
+@pytest.mark.parametrize("thinking", [{}, OFF], ids=["thinking", "chat"])
+@pytest.mark.parametrize(
+    ("tool_choice", "kind", "names"),
+    [
+        ("auto", "tool_call", ["ping", "pong"]),
+        ("required", "tool_call_required", ["ping", "pong"]),
+        (PING, "tool_call_required", ["ping"]),
+    ],
+    ids=["auto", "required", "named"],
+)
+def test_a_tool_choice_becomes_a_constraint_also_while_thinking(http, service, thinking, tool_choice, kind, names):
+    response = http.post(CHAT, json=chat(tools=TOOLS, tool_choice=tool_choice, **thinking))
+
+    assert response.status_code == 200, response.text
+    request = service.requests[0]
+    assert request.structured is not None and request.structured.kind == kind
+    assert names_of(request.structured) == names
+    assert request.thinking is (not thinking)
+    prompt = load_codec().text.decode(request.prompt_token_ids)
+    assert prompt.endswith(f"<{MARK}tool_calls>\n") is (thinking is OFF and tool_choice != "auto")
+
+
+def test_a_forced_call_after_thoughts_is_answered_as_a_call(client, service):
+    call = f'\n\n<{MARK}tool_calls>\n<{MARK}invoke name="ping">\n</{MARK}invoke>\n</{MARK}tool_calls>'
+    service.script = lambda _: chunks_of(tokens_of(f"hm</think>{call}"))
+
+    answer = client.chat.completions.create(
+        model="deepseek-v4-flash", messages=[{"role": "user", "content": "hi"}], tools=TOOLS, tool_choice=PING
+    ).choices[0]
+
+    assert answer.finish_reason == "tool_calls"
+    assert [(c.function.name, c.function.arguments) for c in answer.message.tool_calls] == [("ping", "{}")]
+    assert answer.message.reasoning_content == "hm"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"response_format": {"type": "regex", "regex": "(a"}}, "response_format", "regular expression"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {
+                        "name": "x",
+                        "schema": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
+                    },
+                }
+            },
+            "response_format",
+            "uniqueItems",
+        ),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "tool_choice",
+            "among tools",
+        ),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "name a function"),
+        ({"tool_choice": "required"}, "tool_choice", "no tools"),
+        ({"tools": [], "tool_choice": PING}, "tool_choice", "no tools"),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos", "response_format"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_an_answer_form_that_cannot_be_kept_is_400(http, service, fields, param, words):
+    response = http.post(CHAT, json=chat(**fields))
+
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param)
+    assert words in error["message"]
+    assert service.requests == []
+
+
+def test_a_strict_tool_passes_with_its_schema(http, service):
+    tool = {"type": "function", "function": {"name": "add", "strict": True, "parameters": SCHEMA}}
+
+    response = http.post(CHAT, json=chat(tools=[tool]))
+
+    assert response.status_code == 200, response.text
+    (sent,) = json.loads(service.requests[0].structured.schema)
+    assert sent["function"]["strict"] is True and sent["function"]["parameters"]["required"] == ["n"]
+
+
+def test_a_prefix_message_cannot_begin_a_constrained_answer(http, service):
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ab", "prefix": True}]
+
+    response = http.post(CHAT, json=chat(messages=messages, response_format={"type": "regex", "regex": "[a-z]+"}))
+
+    assert response.status_code == 400 and "prefix" in response.json()["error"]["message"]
+
+
+def test_continuing_content_is_not_thinking(http, service):
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ab", "prefix": True}]
+
+    assert http.post(CHAT, json=chat(messages=messages)).status_code == 200
+
+    assert service.requests[0].thinking is False
