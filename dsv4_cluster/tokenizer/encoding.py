@@ -8,16 +8,10 @@ from pathlib import Path
 import deepseek_recipe as recipe
 
 from dsv4_cluster.errors import CheckpointError, InvalidRequestError, PromptTooLongError
-from dsv4_cluster.protocol.request import StructuredKind, StructuredSpec
+from dsv4_cluster.protocol.request import StructuredSpec
+from dsv4_cluster.tokenizer.answer_form import answer_form, tool_name
 from dsv4_cluster.tokenizer.models import ServedModels
 from dsv4_cluster.tokenizer.text import TOKENIZER_FILE, TextTokenizer
-
-_STRUCTURED_KINDS: dict[str, StructuredKind] = {
-    "json": "json_schema",
-    "regex": "regex",
-    "tool_call": "tool_call",
-    "tool_call_required": "tool_call_required",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +73,7 @@ class ChatCodec:
             stop_strings=tuple(conversion.parsing_options.stop_sequences),
             is_thinking=_starts_in_thoughts(conversion),
             is_stream=conversion.stream,
-            structured=_structured(conversion, is_call_forced=is_call_forced),
+            structured=answer_form(conversion, body, is_call_forced=is_call_forced),
         )
 
     def _convert_choice(self, body: Mapping[str, object]) -> tuple[recipe.ConversationRequest, bool]:
@@ -145,33 +139,10 @@ def check_context(num_prompt_tokens: int, max_tokens: int | None, context_limit:
         )
 
 
-def tool_name(value: object) -> str | None:
-    """The function name in a tool or in a tool choice; None when there is none."""
-    function = value.get("function") if isinstance(value, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    return name if isinstance(name, str) else None
-
-
 def _starts_in_thoughts(conversion: recipe.ConversationRequest) -> bool:
     """False also for a thinking request that continues the content of a prefix message."""
     stage = conversion.parsing_options.thinking_initial_stage
     return stage is not None and stage.starts_in_reasoning()
-
-
-def _structured(conversion: recipe.ConversationRequest, *, is_call_forced: bool) -> StructuredSpec | None:
-    """The constraint that the conversion derived. Raises: InvalidRequestError when a prefix has begun the answer."""
-    constraint = conversion.inference_options.output_constraint
-    if constraint is None:
-        return None
-    kind = _STRUCTURED_KINDS[constraint.kind]
-    if kind == "json_schema" and not constraint.schema:
-        kind = "json_object"
-    if kind == "tool_call" and is_call_forced:
-        kind = "tool_call_required"
-    stage = conversion.parsing_options.thinking_initial_stage
-    if stage == recipe.ThinkingInitialStage.ContentContinuation:
-        raise InvalidRequestError("response_format cannot be combined with a prefix message that begins the content")
-    return StructuredSpec(kind=kind, schema=constraint.schema)
 
 
 def _reason(err: Exception) -> str:

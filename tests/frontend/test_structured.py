@@ -139,6 +139,23 @@ def test_a_strict_tool_passes_with_its_schema(http, service):
     assert sent["function"]["strict"] is True and sent["function"]["parameters"]["required"] == ["n"]
 
 
+def test_a_strict_schema_keeps_keywords_that_the_prompt_drops(http, service):
+    kinds = {"type": "integer", "enum": [1, 22]}
+    schema = {"type": "object", "properties": {"n": kinds, "o": {"type": "object", "properties": {"k": kinds}}}}
+    tool = {"type": "function", "function": {"name": "add", "strict": True, "parameters": schema}}
+    as_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+
+    for fields in ({"response_format": as_format}, {"tools": [tool]}):
+        response = http.post(CHAT, json=chat(**fields))
+        assert response.status_code == 200, response.text
+
+    as_answer, (as_tool,) = (json.loads(request.structured.schema) for request in service.requests)
+    for sent in (as_answer, as_tool["function"]["parameters"]):
+        assert sent["properties"]["n"] == sent["properties"]["o"]["properties"]["k"] == kinds
+        for inner in (sent, sent["properties"]["o"]):
+            assert inner["additionalProperties"] is False and inner["required"] == list(inner["properties"])
+
+
 def test_a_prefix_message_cannot_begin_a_constrained_answer(http, service):
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ab", "prefix": True}]
 

@@ -1,0 +1,124 @@
+"""Chat completions over a real engine with random weights: what comes back has the form that was asked for."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator, Iterator, Sequence
+
+import httpx
+import pytest
+
+from dsv4_cluster.config.engine_config import EngineConfig
+from dsv4_cluster.config.kv_config import KVConfig
+from dsv4_cluster.config.router_config import RouterConfig
+from dsv4_cluster.config.speculation_config import SpeculationConfig
+from dsv4_cluster.engine.core import EngineCore
+from dsv4_cluster.frontend.app import create_app
+from dsv4_cluster.protocol.output import TokenChunk
+from dsv4_cluster.protocol.request import GenerationRequest
+from dsv4_cluster.tokenizer.encoding import ModelCodec
+from dsv4_cluster.tokenizer.models import ServedModels
+from tests.kit.http_server import serving
+
+MODEL = "toy"
+OFF = {"thinking": {"type": "disabled"}}
+CALLED = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "n": {"type": "integer", "minimum": 0, "maximum": 99},
+                "unit": {"type": "string", "enum": ["C", "F"]},
+            },
+            "required": ["n", "unit"],
+            "additionalProperties": False,
+        },
+    },
+}
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer", "enum": [1, 22, 333]}}, "required": ["n"]}
+
+
+class EngineService:
+    """One engine stepped by whichever request waits; enough for one client."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[TokenChunk, None]:
+        self.core.add(request)
+        try:
+            while self.core.has_work():
+                for chunk in (await asyncio.to_thread(self.core.step)).chunks:
+                    yield chunk
+        finally:
+            self.core.abort(request.request_id)
+
+    def model_names(self) -> Sequence[str]:
+        return (MODEL,)
+
+    async def is_ready(self) -> bool:
+        return True
+
+
+@pytest.fixture(scope="module")
+def toy(toy_dir) -> Iterator[httpx.Client]:
+    """A client of a server over the toy model; at most 24 thought tokens, a fixed seed."""
+    core = EngineCore.from_checkpoint(
+        toy_dir, EngineConfig(dtype="float32", max_num_seqs=2), KVConfig(num_pages=32), SpeculationConfig()
+    )
+    codec = ModelCodec.from_checkpoint(toy_dir, ServedModels.of((MODEL,)))
+    app = create_app(EngineService(core), codec, RouterConfig(), max_model_len=core.max_model_len)
+    with serving(app) as url, httpx.Client(base_url=url, timeout=60) as client:
+        yield client
+    core.check()
+    assert not core.has_work()
+
+
+def _choice(toy, **fields) -> dict:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "json"}], "max_tokens": 400, "seed": 3}
+    if "thinking" not in fields:
+        fields["thinking_token_budget"] = 24
+    response = toy.post("/v1/chat/completions", json={**body, **fields})
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]
+
+
+@pytest.mark.parametrize("thinking", [{}, OFF], ids=["thinking", "chat"])
+def test_the_content_follows_the_schema(toy, thinking):
+    response_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+
+    choice = _choice(toy, response_format=response_format, **thinking)
+
+    assert choice["finish_reason"] == "stop"
+    assert json.loads(choice["message"]["content"])["n"] in (1, 22, 333)
+    assert bool(choice["message"].get("reasoning_content")) is (not thinking)
+
+
+@pytest.mark.parametrize("thinking", [{}, OFF], ids=["thinking", "chat"])
+def test_the_content_matches_the_pattern(toy, thinking):
+    choice = _choice(toy, response_format={"type": "regex", "regex": "[a-c]{3,5}!"}, **thinking)
+
+    assert choice["finish_reason"] == "stop"
+    assert re.fullmatch("[a-c]{3,5}!", choice["message"]["content"])
+
+
+@pytest.mark.parametrize("thinking", [{}, OFF], ids=["thinking", "chat"])
+@pytest.mark.parametrize("tool_choice", ["required", {"type": "function", "function": {"name": "add"}}], ids=str)
+def test_a_forced_call_is_a_call_with_arguments_of_the_schema(toy, thinking, tool_choice):
+    choice = _choice(toy, tools=[CALLED], tool_choice=tool_choice, **thinking)
+
+    assert choice["message"]["tool_calls"]
+    if choice["finish_reason"] == "tool_calls":
+        for call in choice["message"]["tool_calls"]:
+            arguments = json.loads(call["function"]["arguments"])
+            assert call["function"]["name"] == "add"
+            assert 0 <= arguments["n"] <= 99 and arguments["unit"] in ("C", "F")
+
+
+def test_an_answer_cut_short_is_reported_as_length(toy):
+    choice = _choice(toy, response_format={"type": "regex", "regex": "[ab]{200}"}, max_tokens=4, **OFF)
+
+    assert choice["finish_reason"] == "length"

@@ -1,0 +1,115 @@
+"""Constraints that cannot be kept are refused with a reason, without a vocabulary and without torch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from dsv4_cluster.errors import InvalidRequestError
+from dsv4_cluster.protocol.request import StructuredSpec
+from dsv4_cluster.structured.dsml_values import value_forms
+from dsv4_cluster.structured.source import MAX_SOURCE_BYTES, check_spec
+
+
+def _tool(name="f", **parameters):
+    parameters = {"type": "object", **parameters}
+    return {"type": "function", "function": {"name": name, "strict": True, "parameters": parameters}}
+
+
+def _tools(*tools) -> str:
+    return json.dumps(tools)
+
+
+@pytest.mark.parametrize(
+    ("kind", "schema", "words"),
+    [
+        ("json_schema", "{", "not valid JSON"),
+        ("json_schema", "[" * 50_000, "nested too deeply"),
+        ("json_schema", '{"type":"array","items":' * 3000 + "{}" + "}" * 3000, "nested too deeply"),
+        ("json_schema", "3", "an object or a boolean"),
+        ("json_schema", "", "is empty"),
+        ("json_schema", '{"type": "number", "minimum": 3, "maximum": 1}', "minimum"),
+        ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+        ("json_schema", '{"$ref": "https://example.com/a.json"}', "example.com"),
+        ("regex", "(a", "unclosed group"),
+        ("regex", "(?=a)b", "look-around"),
+        ("regex", "a" * (MAX_SOURCE_BYTES + 1), str(MAX_SOURCE_BYTES)),
+        ("regex", "\ud800", "not valid Unicode"),
+        ("lark", "start: rest", "rest"),
+        ("lark", "start: <think>", "special token"),
+        ("lark", 'start: "a" <[1]>', "special token"),
+        ("tool_call", "[]", "non-empty array"),
+        ("tool_call", '[{"type": "function"}]', "tools[0]"),
+        ("tool_call", _tools(_tool("a b")), "'a b'"),
+        ("tool_call", _tools(_tool("f"), _tool("f")), "two functions named 'f'"),
+        ("tool_call", _tools(*(_tool(f"f{i}") for i in range(200))), "at most 128"),
+        ("tool_call", _tools(_tool(properties={"a b": {}})), "'a b'"),
+        ("tool_call", _tools(_tool(properties={"a": {"type": "text"}})), "tool 'f'"),
+        ("tool_call", _tools(_tool(properties={"a": {"$ref": "#/$defs/A"}})), "#/$defs/A"),
+        (
+            "tool_call",
+            _tools(_tool(properties={"a": {"$ref": "#/$defs/A"}}, **{"$defs": {"A": {"$ref": "#/$defs/A"}}})),
+            "circles",
+        ),
+        ("tool_call", _tools(_tool(properties={"a": {"type": "string", "minLength": "2"}})), "minLength"),
+        ("sonnet", "abab", "structured.kind"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_an_impossible_constraint_is_refused_with_its_reason(kind, schema, words):
+    with pytest.raises(InvalidRequestError) as refusal:
+        check_spec(StructuredSpec(kind=kind, schema=schema))
+
+    assert words in refusal.value.message
+    assert len(refusal.value.message) < 600
+
+
+@pytest.mark.parametrize(
+    ("kind", "schema"),
+    [
+        ("json_object", ""),
+        ("json_schema", "true"),
+        ("json_schema", '{"type": "string", "x-guidance": {"lenient": true}}'),
+        ("regex", r"</?[a-z]+>"),
+        ("lark", 'start: "<" /<b>/ # not a token: <think>\n'),
+        ("tool_call", _tools({"type": "function", "function": {"name": "f"}})),
+        ("tool_call_required", _tools(_tool(properties={"MARK": {"type": "integer"}}))),
+    ],
+)
+def test_a_constraint_that_can_be_kept_passes(kind, schema):
+    check_spec(StructuredSpec(kind=kind, schema=schema))
+
+
+@pytest.mark.parametrize(
+    ("schema", "num_raw", "has_json"),
+    [
+        ({"type": "string"}, 1, False),
+        ({"type": "string", "maxLength": 3}, 1, False),
+        ({"enum": ["a", "b"]}, 2, False),
+        ({"const": "a"}, 1, False),
+        ({"type": "string", "pattern": "a+"}, 0, True),
+        ({"type": "integer"}, 0, True),
+        ({"enum": ["a", 1]}, 0, True),
+        ({"type": ["string", "null"]}, 1, True),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, 1, True),
+        ({"$ref": "#/$defs/Name"}, 1, False),
+        ({"description": "anything"}, 1, True),
+        (True, 1, True),
+    ],
+    ids=str,
+)
+def test_strings_go_raw_and_everything_else_as_json(schema, num_raw, has_json):
+    forms = value_forms(schema, {"$defs": {"Name": {"type": "string"}}})
+
+    assert (len(forms.raw), bool(forms.json)) == (num_raw, has_json)
+
+
+def test_checking_needs_no_torch():
+    code = (
+        "import sys; from dsv4_cluster.structured.source import check_spec;"
+        "from dsv4_cluster.protocol.request import StructuredSpec;"
+        "check_spec(StructuredSpec(kind='regex', schema='a')); sys.exit('torch' in sys.modules)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
