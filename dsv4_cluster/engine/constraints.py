@@ -68,6 +68,7 @@ class Constraints:
         self._cache: GrammarCache | None = None
         self._cache_lock = threading.Lock()
         self._constraints: dict[str, _Constraint] = {}
+        self._errors: dict[str, Dsv4Error] = {}  # of requests that `accept` has to end
         self._pending: Future[dict[str, RowMasks]] | None = None
         self._compilers = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar-compile")
         self._masker = ThreadPoolExecutor(1, thread_name_prefix="grammar-mask")
@@ -103,9 +104,11 @@ class Constraints:
             )
 
     def collect(self) -> dict[str, RowMasks]:
-        """Wait for the masks of the last `begin`, by request id."""
+        """Wait for the masks of the last `begin`, by request id. A request whose masks failed ends at `accept`."""
         pending, self._pending = self._pending, None
-        return {} if pending is None else pending.result()
+        masks = {} if pending is None else pending.result()
+        self._errors.update((request_id, rows.error) for request_id, rows in masks.items() if rows.error is not None)
+        return masks
 
     def mask_rows(self, request_id: str, draft_token_ids: Sequence[int]) -> RowMasks:
         """The masks of one request at once, in the caller's thread; the matcher stays where it is."""
@@ -117,6 +120,8 @@ class Constraints:
         constraint = self._constraints.get(request_id)
         if constraint is None:
             return None
+        if request_id in self._errors:
+            return self._errors[request_id]
         try:
             matcher = constraint.matcher.result(COMPILE_LIMIT_S)
             for token_id in token_ids:
@@ -127,6 +132,7 @@ class Constraints:
 
     def free(self, request_id: str) -> None:
         """Forget a request; unknown ids are ignored."""
+        self._errors.pop(request_id, None)
         constraint = self._constraints.pop(request_id, None)
         if constraint is not None:
             constraint.matcher.cancel()

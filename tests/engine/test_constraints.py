@@ -138,6 +138,26 @@ def test_a_handed_over_answer_goes_on_under_its_constraint(make_engine, ask, run
     decode.check()
 
 
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize(
+    "spec", [REGEX, StructuredSpec(kind="json_schema", schema=SCHEMA), TOOLS], ids=lambda s: s.kind
+)
+def test_speculation_changes_no_constrained_answer(make_engine, ask, run, spec, thinking):
+    fields = {"thinking_budget": 5} if thinking else {}
+    requests = [
+        ask(f"a{seed}", 20 + seed, spec, thinking=thinking, fields=fields, seed=seed, max_tokens=40)
+        for seed in range(2)
+    ]
+
+    plain = run(make_engine(), *requests)
+    engine = make_engine(num_draft_tokens=3)
+    drafted = run(engine, *requests)
+
+    assert engine.stats().total_accepted_tokens > 0
+    for name, answer in drafted.items():
+        assert (answer.token_ids, answer.finish_reason) == (plain[name].token_ids, plain[name].finish_reason)
+
+
 def test_thoughts_are_free_and_the_answer_behind_them_is_not(make_engine, ask, run, tokenizer):
     answers = run(
         make_engine(num_pages=32),
