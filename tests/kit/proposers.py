@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import cycle
+from random import Random
 from typing import Any
 
 import torch
@@ -73,3 +74,20 @@ class NoisyTargetProposer:
         self.num_first += 1
         self.num_first_right += drafts[0] == answer.token_ids[first]
         return drafts
+
+
+class RandomProposer:
+    """Knows the answers; each draft is right with a chance, and some runs are shorter than asked for."""
+
+    def __init__(self, answers: Mapping[tuple[int, ...], Sequence[int]], rate: float, seed: int) -> None:
+        """answers: by prompt. rate: chance that a draft is right."""
+        self._answers, self._rate, self._random = answers, rate, Random(seed)
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+        return [self._drafts(row) for row in rows]
+
+    def _drafts(self, row: DraftRow) -> list[int]:
+        prompt = next(p for p in self._answers if tuple(row.token_ids[: len(p)]) == p)
+        first = len(row.token_ids) - len(prompt)
+        right = self._answers[prompt][first : first + self._random.randint(0, row.num_drafts)]
+        return [token if self._random.random() < self._rate else (token + 1) % VOCABULARY for token in right]
