@@ -95,15 +95,15 @@ class Scheduler:
         budget = self._max_num_batched_tokens
         scheduled: list[ScheduledChunk] = []
         preempted: list[str] = []
-        decoding = [sequence for sequence in self.running if sequence.is_decoding]
-        num_drafts = self._draft_limits(decoding, max(0, budget - len(decoding)))
+        num_drafts = self._num_drafts(budget)
         for sequence in self._by_urgency():
             num_tokens = self._num_tokens(sequence, budget)
             if num_tokens == 0 or sequence.status is not SequenceStatus.RUNNING:
                 continue  # out of budget, or preempted a moment ago
             if not self._reserve(sequence, num_tokens, scheduled, preempted):
                 continue
-            drafts = self._reserve_drafts(sequence, num_drafts.get(sequence.request_id, 0))
+            wanted = min(num_drafts.get(sequence.request_id, 0), budget - num_tokens)
+            drafts = self._reserve_drafts(sequence, wanted)
             self._take(sequence, num_tokens, scheduled, drafts)
             budget -= num_tokens + drafts
         if not preempted and self.waiting:
@@ -139,6 +139,13 @@ class Scheduler:
             if victim is sequence:
                 return False
         return True
+
+    def _num_drafts(self, budget: int) -> dict[str, int]:
+        """Drafts by request id. Every answer gets its one token first; of the rest, prompts are left at least half."""
+        decoding = [sequence for sequence in self.running if sequence.is_decoding]
+        spare = max(0, budget - len(decoding))
+        has_prompts = bool(self.waiting) or len(decoding) < len(self.running)
+        return self._draft_limits(decoding, spare // 2 if has_prompts else spare)
 
     def _reserve_drafts(self, sequence: Sequence, num_drafts: int) -> int:
         """Get pages for drafts if they are free; drafts never take a page from another sequence."""

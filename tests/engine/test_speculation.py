@@ -157,6 +157,22 @@ def test_drafts_count_against_the_token_budget_and_wait_for_nobody(plain, reques
     assert answers == {f"n{n}": plain(n).token_ids for n in LENGTHS}
 
 
+def test_prompts_advance_beside_answers_that_draft(plain, make_engine, make_request):
+    proposer = CountedProposer([[3, 3, 3, 3]])
+    engine = make_engine(num_draft_tokens=4, max_num_batched_tokens=12, proposer=proposer, prefix_cache=False)
+    for name in ("a", "b", "c"):
+        engine.add(make_request(name, 3, max_tokens=100))
+    while engine.stats().total_drafted_tokens == 0:
+        engine.step()
+    engine.add(make_request("late", 30))
+
+    # 12 tokens: 3 answers, 4 of the 9 to spare for drafts, 5 for the prompt.
+    steps = [engine.step() for _ in range(6)]
+
+    assert [chunk.request_id for chunk in steps[-1].chunks].count("late") == 1
+    assert all(step.num_tokens == 12 for step in steps)
+
+
 def test_preempted_sequences_end_as_if_undisturbed(make_engine, make_request, run, assert_same):
     requests = [make_request(f"r{n}", n, max_tokens=40, temperature=1.0, seed=n) for n in (220, 230, 240)]
     expected = {request.request_id: run(make_engine(), request)[request.request_id] for request in requests}
