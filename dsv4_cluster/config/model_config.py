@@ -4,17 +4,19 @@ Accepts the official form (`compress_ratios`, `num_hash_layers`, `rope_scaling`)
 releases write (`layer_types`, `compress_rates`, `mlp_layer_types`, `rope_parameters`). Source: spec 1.2, 1.3.
 """
 
-import json
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from dsv4_cluster.config.checkpoint_json import parse_json_object
 from dsv4_cluster.errors import CheckpointError
 
 LayerKind = Literal["swa", "csa", "hca"]
+_Size = Annotated[int, Field(strict=True, ge=1)]
+_Count = Annotated[int, Field(strict=True, ge=0)]
+_PositiveFloat = Annotated[float, Field(gt=0)]
 _RATIO_OF_LAYER_TYPE = {
-    "sliding_attention": "sliding_attention",
     "compressed_sparse_attention": 4,
     "heavily_compressed_attention": 128,
 }
@@ -23,54 +25,55 @@ _RATIO_OF_LAYER_TYPE = {
 class RopeScaling(BaseModel):
     """YaRN parameters; they apply only together with `compress_rope_theta`. Source: spec 3.3."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
-    factor: float = 16.0
-    original_max_position_embeddings: int = 65536
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
+    rope_type: Literal["yarn"] = Field("yarn", validation_alias=AliasChoices("rope_type", "type"))
+    factor: _PositiveFloat = 16.0
+    original_max_position_embeddings: _Size = 65536
+    beta_fast: _PositiveFloat = 32.0
+    beta_slow: _PositiveFloat = 1.0
 
 
 class ModelConfig(BaseModel):
     """The shape of a DeepSeek V4 model. Field names are those of the checkpoint's config.json."""
 
-    model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(extra="ignore", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
     model_type: str
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    head_dim: int
-    qk_rope_head_dim: int = 64
-    q_lora_rank: int
-    o_groups: int
-    o_lora_rank: int
-    sliding_window: int = 128
-    compress_ratios: tuple[int, ...]  # one per main layer, then one per MTP layer (0)
-    index_n_heads: int
-    index_head_dim: int
-    index_topk: int
-    n_routed_experts: int
-    n_shared_experts: int = 1
-    num_experts_per_tok: int = 6
-    moe_intermediate_size: int
-    num_hash_layers: int = 3
+    vocab_size: _Size
+    hidden_size: _Size
+    num_hidden_layers: _Size
+    num_attention_heads: _Size
+    head_dim: _Size
+    qk_rope_head_dim: _Size = 64
+    q_lora_rank: _Size
+    o_groups: _Size
+    o_lora_rank: _Size
+    sliding_window: _Size = 128
+    compress_ratios: tuple[_Count, ...]  # one per main layer, then one per MTP layer (0)
+    index_n_heads: _Size
+    index_head_dim: _Size
+    index_topk: _Size
+    n_routed_experts: _Size
+    n_shared_experts: _Size = 1
+    num_experts_per_tok: _Size = 6
+    moe_intermediate_size: _Size
+    num_hash_layers: _Count = 3
     scoring_func: str = "sqrtsoftplus"
     norm_topk_prob: bool = True
-    routed_scaling_factor: float
-    swiglu_limit: float = 10.0
-    rms_norm_eps: float = 1e-6
-    hc_mult: int = 4
-    hc_sinkhorn_iters: int = 20
-    hc_eps: float = 1e-6
-    rope_theta: float = 10000.0
-    compress_rope_theta: float = 160000.0
+    routed_scaling_factor: _PositiveFloat
+    swiglu_limit: _PositiveFloat = 10.0
+    rms_norm_eps: _PositiveFloat = 1e-6
+    hc_mult: _Size = 4
+    hc_sinkhorn_iters: _Size = 20
+    hc_eps: _PositiveFloat = 1e-6
+    rope_theta: _PositiveFloat = 10000.0
+    compress_rope_theta: _PositiveFloat = 160000.0
     rope_scaling: RopeScaling | None = None
-    max_position_embeddings: int = 1048576
-    num_nextn_predict_layers: int = 0
-    bos_token_id: int = 0
-    eos_token_id: int = 1
+    max_position_embeddings: _Size = 1048576
+    num_nextn_predict_layers: _Count = 0
+    bos_token_id: _Count = 0
+    eos_token_id: _Count = 1
     has_dspark: bool = False  # the checkpoint's `mtp.*` is a DSpark drafter, not an MTP layer
 
     @classmethod
@@ -78,14 +81,12 @@ class ModelConfig(BaseModel):
         """Read `config.json`. Raises: CheckpointError when it is absent, unreadable or not a V4 model."""
         path = Path(checkpoint_dir) / "config.json"
         try:
-            raw = json.loads(path.read_text())
+            text = path.read_bytes()
         except FileNotFoundError as err:
             raise CheckpointError(f"no config.json in {checkpoint_dir}: is this a checkpoint directory?") from err
-        except (OSError, ValueError) as err:
+        except OSError as err:
             raise CheckpointError(f"cannot read {path}: {err}") from err
-        if not isinstance(raw, dict):
-            raise CheckpointError(f"{path} holds {type(raw).__name__}, expected a JSON object")
-        return cls.from_dict(raw, source=str(path))
+        return cls.from_dict(parse_json_object(text, source=str(path)), source=str(path))
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any], *, source: str = "config") -> Self:
@@ -148,28 +149,58 @@ class ModelConfig(BaseModel):
         return self.num_nextn_predict_layers > 0 and not self.has_dspark
 
 
+class _Rope(BaseModel):
+    """One entry of the newer `rope_parameters`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    rope_type: Literal["default", "yarn"] = Field("default", validation_alias=AliasChoices("rope_type", "type"))
+    rope_theta: float | None = None
+
+
+class _RopeParameters(_Rope):
+    """`rope_parameters`: one entry per kind of layer, or a single one that holds for the compressed layers."""
+
+    main: _Rope = _Rope()
+    compress: _Rope | None = None
+
+
+class _Variants(BaseModel):
+    """Fields that have several forms, checked before they are folded into the official one."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    head_dim: _Size
+    num_nextn_predict_layers: _Count = 0
+    eos_token_id: _Count | Annotated[list[_Count], Field(min_length=1)] = 1
+    layer_types: list[str] | None = None
+    compress_rates: dict[str, int] = Field(default_factory=dict)
+    mlp_layer_types: list[str] | None = None
+    rope_parameters: _RopeParameters | None = None
+    partial_rotary_factor: float | None = Field(None, gt=0, le=1)
+
+
 def _official_names(raw: dict[str, Any]) -> dict[str, Any]:
-    """Fold the newer transformers names into the official ones."""
+    """Fold the newer transformers names into the official ones. Raises: ValidationError."""
     out = {key: value for key, value in raw.items() if value is not None}
+    variants = _Variants.model_validate(out)
     out["has_dspark"] = any(key.startswith("dspark_") for key in raw)
-    if isinstance(out.get("eos_token_id"), list):
-        out["eos_token_id"] = out["eos_token_id"][0]
-    num_mtp = int(out.get("num_nextn_predict_layers", 0))
-    if "compress_ratios" not in out and "layer_types" in out:
-        rates = out.get("compress_rates", {})
+    if isinstance(variants.eos_token_id, list):
+        out["eos_token_id"] = variants.eos_token_id[0]
+    if "compress_ratios" not in out and variants.layer_types is not None:
         out["compress_ratios"] = [
-            0 if kind == "sliding_attention" else rates.get(kind, _RATIO_OF_LAYER_TYPE.get(kind, -1))
-            for kind in out["layer_types"]
-        ] + [0] * num_mtp
-    if "num_hash_layers" not in raw and "mlp_layer_types" in out:
-        out["num_hash_layers"] = sum(kind == "hash_moe" for kind in out["mlp_layer_types"])
-    rope = out.get("rope_parameters")
-    if isinstance(rope, dict):
-        main, compress = rope.get("main", {}), rope.get("compress", rope)
-        out["rope_theta"] = main.get("rope_theta", out.get("rope_theta", 10000.0))
-        out["compress_rope_theta"] = compress.get("rope_theta", out.get("compress_rope_theta", 160000.0))
-        if compress.get("rope_type", compress.get("type")) == "yarn":
-            out.setdefault("rope_scaling", compress)
-    if "qk_rope_head_dim" not in raw and "partial_rotary_factor" in out:
-        out["qk_rope_head_dim"] = round(out["head_dim"] * out["partial_rotary_factor"])
+            0 if kind == "sliding_attention" else variants.compress_rates.get(kind, _RATIO_OF_LAYER_TYPE.get(kind, -1))
+            for kind in variants.layer_types
+        ] + [0] * variants.num_nextn_predict_layers
+    if "num_hash_layers" not in out and variants.mlp_layer_types is not None:
+        out["num_hash_layers"] = sum(kind == "hash_moe" for kind in variants.mlp_layer_types)
+    rope = variants.rope_parameters
+    if rope is not None:
+        compress = rope.compress or rope
+        thetas = {"rope_theta": rope.main.rope_theta, "compress_rope_theta": compress.rope_theta}
+        out |= {name: theta for name, theta in thetas.items() if theta is not None}
+        if compress.rope_type == "yarn":
+            out.setdefault("rope_scaling", compress.model_dump())
+    if "qk_rope_head_dim" not in out and variants.partial_rotary_factor is not None:
+        out["qk_rope_head_dim"] = round(variants.head_dim * variants.partial_rotary_factor)
     return out

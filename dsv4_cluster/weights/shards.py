@@ -1,11 +1,11 @@
 """The tensors of a checkpoint directory: every shard's header, cross-checked with the index."""
 
 import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsv4_cluster.config.checkpoint_json import parse_json_object
 from dsv4_cluster.errors import CheckpointError
 from dsv4_cluster.weights.stored import StoredTensor, read_header
 
@@ -61,9 +61,10 @@ def open_shards(directory: Path) -> ShardSet:
 
 def _read_weight_map(index_path: Path) -> dict[str, str]:
     try:
-        weight_map = json.loads(index_path.read_text())["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError) as err:
-        raise CheckpointError(f"{index_path.name}: damaged index: {err!r}") from err
+        index = parse_json_object(index_path.read_bytes(), source=index_path.name)
+    except OSError as err:
+        raise CheckpointError(f"{index_path.name}: cannot read index: {err}") from err
+    weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index_path.name}: weight_map is not a filled JSON object")
     for name, shard in weight_map.items():
@@ -74,8 +75,9 @@ def _read_weight_map(index_path: Path) -> dict[str, str]:
 
 def _open_indexed(directory: Path, weight_map: dict[str, str]) -> ShardSet:
     headers: dict[str, dict[str, StoredTensor]] = {}
+    present = {path.name for path in directory.iterdir()}
     for shard, name in {shard: name for name, shard in weight_map.items()}.items():
-        if not (directory / shard).exists():
+        if shard not in present:
             raise CheckpointError(f"shard {shard} is missing; the index places tensor {name} there")
         headers[shard] = read_header(directory / shard)
     for name, shard in weight_map.items():

@@ -4,15 +4,16 @@ The header is parsed here and not by the safetensors library, so that a damaged 
 and so that scale bytes (F8_E8M0) slice like every other dtype. A slice touches only its own pages of the file.
 """
 
-import json
 import math
 import mmap
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from dsv4_cluster.config.checkpoint_json import parse_json_object
 from dsv4_cluster.errors import CheckpointError
 
 TORCH_DTYPES = {
@@ -50,29 +51,26 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
                 raise CheckpointError(
                     f"{path.name}: header of {length} bytes does not fit a file of {file_bytes} bytes"
                 )
-            header = json.loads(file.read(length))
+            header = parse_json_object(file.read(length), source=f"header of {path.name}")
     except OSError as err:
         raise CheckpointError(f"{path.name}: cannot read shard: {err}") from err
-    except ValueError as err:
-        raise CheckpointError(f"{path.name}: damaged safetensors header: {err}") from err
-    if not isinstance(header, dict):
-        raise CheckpointError(f"{path.name}: header is {type(header).__name__}, expected a JSON object")
     data_start = _LENGTH_BYTES + length
     tensors = {
         name: _parse_entry(path, name, entry, data_start) for name, entry in header.items() if name != "__metadata__"
     }
     for tensor in tensors.values():
         _check_extent(tensor, file_bytes)
+    _check_tiling(tensors.values(), path, data_start, file_bytes)
     return tensors
 
 
 def _parse_entry(path: Path, name: str, entry: object, data_start: int) -> StoredTensor:
     try:
-        dtype, shape = str(entry["dtype"]), tuple(int(size) for size in entry["shape"])  # type: ignore[index]
-        start, stop = (int(offset) for offset in entry["data_offsets"])  # type: ignore[index]
+        dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]  # type: ignore[index]
     except (KeyError, TypeError, ValueError) as err:
         raise CheckpointError(f"{path.name}: damaged header entry of tensor {name}: {entry!r}") from err
-    if start < 0 or stop < start or min(shape, default=0) < 0:
+    is_sound = isinstance(dtype, str) and all(type(number) is int for number in (*shape, start, stop))
+    if not is_sound or start < 0 or stop < start or min(shape, default=0) < 0:
         raise CheckpointError(f"{path.name}: damaged header entry of tensor {name}: {entry!r}")
     return StoredTensor(name, dtype, shape, path, data_start + start, stop - start)
 
@@ -91,6 +89,20 @@ def _check_extent(tensor: StoredTensor, file_bytes: int) -> None:
             f"{tensor.path.name}: tensor {tensor.name} {tensor.dtype} {list(tensor.shape)} needs {expected} bytes, "
             f"the header gives it {tensor.num_bytes}"
         )
+
+
+def _check_tiling(tensors: Iterable[StoredTensor], path: Path, data_start: int, file_bytes: int) -> None:
+    """The format wants every byte to belong to exactly one tensor; otherwise an offset is wrong and so are weights."""
+    end, before = data_start, "the header"
+    for tensor in sorted(tensors, key=lambda tensor: (tensor.offset, tensor.num_bytes)):
+        if tensor.offset != end:
+            raise CheckpointError(
+                f"{path.name}: tensor {tensor.name} {list(tensor.shape)} starts at byte {tensor.offset}, expected "
+                f"{end}, where {before} ends"
+            )
+        end, before = tensor.offset + tensor.num_bytes, f"tensor {tensor.name}"
+    if end != file_bytes:
+        raise CheckpointError(f"{path.name}: {before} ends at byte {end}, the file has {file_bytes}")
 
 
 def read_slice(tensor: StoredTensor, index: tuple[slice, ...]) -> torch.Tensor:
