@@ -34,11 +34,15 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, parallel: ParallelSta
     """Fill every parameter of `model`, reading only the slices that this rank owns.
 
     prefix: of the checkpoint names, "mtp.0." for the first MTP module.
-    Raises: CheckpointError when a tensor is absent or does not fit; ConfigError when the split does not divide it.
+    Raises: CheckpointError when a tensor is absent or does not fit, or a token's table names an expert that is not
+        there; ConfigError when the split does not divide a tensor.
     """
     specs = inventory(checkpoint.config)
     for part in parameter_parts(model, specs, parallel, prefix=prefix):
-        part.target.copy_(checkpoint.read(part.name, part.index, dtype=part.target.dtype))
+        values = checkpoint.read(part.name, part.index, dtype=part.target.dtype)
+        if specs[part.name].dtype == "I64":
+            _check_expert_ids(part.name, values, specs[part.name].num_experts)
+        part.target.copy_(values)
 
 
 def pack_weights(model: nn.Module) -> None:
@@ -90,6 +94,17 @@ def _targets(
     if len(owned) != values.shape[0]:
         raise CheckpointError(f"{name}: this rank owns {len(owned)} experts, model has {values.shape[0]}")
     yield from zip(owned, values.unbind(0), strict=True)
+
+
+def _check_expert_ids(name: str, table: torch.Tensor, num_experts: int) -> None:
+    """Routing indexes with these ids. Raises: CheckpointError with the place of the first one out of range."""
+    is_wrong = (table < 0) | (table >= num_experts)
+    if is_wrong.any():
+        token_id, column = is_wrong.nonzero()[0].tolist()
+        raise CheckpointError(
+            f"tensor {name} {list(table.shape)} holds expert {int(table[token_id, column])} for token {token_id}, "
+            f"the model has {num_experts} experts"
+        )
 
 
 def _owned_index(spec: TensorSpec, parallel: ParallelState) -> tuple[slice, ...] | None:

@@ -110,3 +110,20 @@ def test_sensitive_parameters_stay_fp32_in_a_bf16_model(toy):
             assert values.dtype == torch.float32, name
         else:
             assert values.dtype == torch.bfloat16, name
+
+
+@pytest.mark.parametrize("expert_id", [-1, 16])
+def test_token_table_that_names_no_expert_is_refused(expert_id, toy, monkeypatch):
+    name = "layers.1.ffn.gate.tid2eid"
+    read = toy.read
+
+    def damaged(asked, index=None, *, dtype):
+        values = read(asked, index, dtype=dtype)
+        if asked == name:
+            values[7, 2] = expert_id
+        return values
+
+    monkeypatch.setattr(toy, "read", damaged)
+
+    with pytest.raises(CheckpointError, match=rf"{name} \[512, 6\] holds expert {expert_id} for token 7"):
+        load_weights(_transformer(toy.config, ParallelState()), toy, ParallelState())
