@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from typing import Any, Never
 
 from starlette.requests import Request
@@ -9,6 +10,7 @@ from starlette.requests import Request
 from dsv4_cluster.errors import InvalidRequestError
 
 BODY_TIMEOUT_S = 60.0  # a client that takes longer to send its body holds a place for nothing
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
@@ -34,6 +36,10 @@ def parse_object(body: bytes) -> dict[str, Any]:
     """Parse a JSON object. Raises: InvalidRequestError that says where the JSON is wrong."""
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+        if _SURROGATE_ESCAPE.search(body):
+            json.dumps(value, ensure_ascii=False).encode("utf-8")  # fails at half a pair, which is no text
+    except UnicodeEncodeError as err:
+        raise InvalidRequestError("the request body holds half of a surrogate pair, which is not Unicode text") from err
     except UnicodeDecodeError as err:
         raise InvalidRequestError(f"the request body is not UTF-8: {err.reason} at byte {err.start}") from err
     except ValueError as err:

@@ -77,3 +77,26 @@ def test_arbitrary_bytes_are_400(http, path, content):
 
     assert response.status_code == 400
     assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb'{"\ud800": 1}',
+        rb'{"model": "\ud800"}',
+        rb'{"model": "deepseek-v4-flash", "prompt": "\uDFFF"}',
+        rb'{"model": "deepseek-v4-flash", "messages": [{"role": "user", "content": "hi"}], "thinking": {"\ud800": 1}}',
+    ],
+)
+def test_half_of_a_surrogate_pair_is_400(http, path, body):
+    response = http.post(path, content=body)
+
+    assert response.status_code == 400
+    assert "surrogate pair" in response.json()["error"]["message"]
+
+
+def test_an_escaped_surrogate_pair_is_text(http):
+    response = http.post("/v1/completions", content=rb'{"model": "deepseek-v4-flash", "prompt": "\ud83d\ude00"}')
+
+    assert response.status_code == 200
