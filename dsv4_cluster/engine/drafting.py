@@ -40,7 +40,7 @@ from dsv4_cluster.speculation.proposer import DraftRow, Proposer
 
 RowOf = Callable[[Sequence, Seq[int]], SamplingRow]  # how the token after a sequence and these drafts is chosen
 
-# Cost of one more row, as a share of a step's fixed cost, until steps with several numbers of rows were timed.
+# Cost of one more row, as a share of a step's fixed cost. An assumption, used until steps of several sizes were timed.
 DEFAULT_ROW_SHARE = 0.25
 
 
