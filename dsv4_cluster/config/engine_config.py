@@ -19,4 +19,9 @@ class EngineConfig(Settings):
     max_model_len: int | None = Field(
         None, ge=1, description="prompt + answer limit in tokens; default: the checkpoint's max_position_embeddings"
     )
+    deterministic: bool | None = Field(
+        None,
+        description="a request's tokens and logprobs are the same bits alone or in any batch, chunked or whole; "
+        "default: on where the native CPU kernels run, where it costs nothing; true elsewhere is an error",
+    )
     num_threads: int = Field(1, ge=1, description="torch CPU threads of the worker process")

@@ -10,6 +10,7 @@ from dsv4_cluster.config.kv_config import KVConfig
 from dsv4_cluster.config.limits import check_drafter, check_headroom, max_model_len
 from dsv4_cluster.config.model_config import ModelConfig
 from dsv4_cluster.config.speculation_config import SpeculationConfig
+from dsv4_cluster.engine.determinism import check_deterministic
 from dsv4_cluster.errors import ConfigError
 from dsv4_cluster.kv.layout import KVLayout
 from dsv4_cluster.kv.pools import KVPools
@@ -63,6 +64,7 @@ def load_model(
     )
     load_weights(model, checkpoint, parallel)
     pack_weights(model)
+    check_deterministic(engine, model, dtype, device)
     mtp = load_mtp(checkpoint, kv, parallel, dtype=dtype, device=device) if num_mtp_layers else None
     pools = KVPools.allocate(layout, kv.num_pages, engine.max_num_seqs, device)
     think_end = special_token_id(checkpoint_dir, THINK_END)

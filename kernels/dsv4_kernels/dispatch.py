@@ -17,7 +17,7 @@ _IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "attention": ("native", "reference"),
     "compressor": ("native", "reference"),
     "gemm": ("native", "reference"),
-    "indexer": ("reference",),
+    "indexer": ("native", "reference"),
     "mhc": ("native", "reference"),
     "moe": ("native", "reference"),
     "norm": ("native", "reference"),

@@ -3,9 +3,9 @@
 import torch
 
 from dsv4_kernels.dispatch import AUTO, choose
-from dsv4_kernels.indexer import reference
+from dsv4_kernels.indexer import native, reference
 
-_IMPLEMENTATIONS = {"reference": reference}
+_IMPLEMENTATIONS = {"reference": reference, "native": native}
 _WORKSPACE_VALUES = 1 << 24  # fp32 logits held at once: 64 MiB
 
 

@@ -1,5 +1,6 @@
 """Indexer scores and exact top-k as the formulas. Source: spec 3.4, 4.5."""
 
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -36,11 +37,17 @@ def select_topk(scores: torch.Tensor, num_visible: torch.Tensor, topk: int) -> t
 
 
 def index_topk(
-    q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, num_visible: torch.Tensor, topk: int, tile: int
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    weights: torch.Tensor,
+    num_visible: torch.Tensor,
+    topk: int,
+    tile: int,
+    scores: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = index_scores,
 ) -> torch.Tensor:
     ids = [
         select_topk(
-            index_scores(q[first : first + tile], keys, weights[first : first + tile]),
+            scores(q[first : first + tile], keys, weights[first : first + tile]),
             num_visible[first : first + tile],
             topk,
         )

@@ -201,3 +201,36 @@ EXPORT void dsv4_pool(const float *kv, const float *gate, const int64_t *rows, l
         }
     }
 }
+
+INLINE void index_tokens(const int dtype, const char *q, const char *keys, const float *weights, long heads, long n, long dim,
+                         long first, long last, float *out) {
+    long row_bytes = dim * size_of(dtype);
+    for (long c = first; c < last; c += 4) {
+        const void *rows[4];
+        float dots[4][4], sums[4] = {0, 0, 0, 0};
+        for (int j = 0; j < 4; j++) rows[j] = c + j < n ? keys + (c + j) * row_bytes : zero_row;
+        for (long h = 0; h < heads; h += heads - h >= 4 ? 4 : 1) {
+            const int count = heads - h >= 4 ? 4 : 1;
+            if (count == 4) scores_tile(dtype, 4, q + h * row_bytes, rows, dim, 1.0f, dots[0], 4);
+            else scores_tile(dtype, 1, q + h * row_bytes, rows, dim, 1.0f, dots[0], 4);
+            for (int i = 0; i < count; i++)
+                for (int j = 0; j < 4; j++) sums[j] += weights[h + i] * (dots[i][j] > 0 ? dots[i][j] : 0);
+        }
+        for (int j = 0; j < 4 && c + j < n; j++) out[c + j] = sums[j];
+    }
+}
+
+enum { INDEX_KEYS = 512 }; /* keys per task */
+
+/* out[t][n] = sum_h weights[t][h] * relu(q[t][h] . keys[n]), heads in order. Source: spec 4.5. */
+EXPORT void dsv4_index_scores(int dtype, const void *q, const void *keys, const float *weights, long num_tokens, long heads,
+                              long n, long dim, float *out) {
+    long parts = (n + INDEX_KEYS - 1) / INDEX_KEYS, row_bytes = heads * dim * size_of(dtype);
+#pragma omp parallel for schedule(dynamic) if (num_tokens * heads * n * dim > PARALLEL_WORK)
+    for (long task = 0; task < num_tokens * parts; task++) {
+        long t = task / parts, first = task % parts * INDEX_KEYS, last = first + INDEX_KEYS < n ? first + INDEX_KEYS : n;
+        const char *row = (const char *)q + t * row_bytes;
+        if (dtype == BF16) index_tokens(BF16, row, keys, weights + t * heads, heads, n, dim, first, last, out + t * n);
+        else index_tokens(F32, row, keys, weights + t * heads, heads, n, dim, first, last, out + t * n);
+    }
+}

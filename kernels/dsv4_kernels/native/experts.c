@@ -11,7 +11,7 @@ INLINE __m512 swiglu16(__m512 gate, __m512 up, __m512 limit) {
     return _mm512_mul_ps(_mm512_mul_ps(gate, sigmoid16(gate)), up);
 }
 
-enum { ROWS = 48, BLOCKS = 4 }; /* rows and column blocks of a task */
+enum { ROWS = 48, BLOCKS = 8 }; /* rows and column blocks of a task */
 
 typedef struct { long expert, row, rows, block; } task_t;
 

@@ -44,15 +44,15 @@ typedef void (*tile_fn)(const void *, long, const void *, long, void *, long, in
         if (o == BF16) tile(D, M, N, x, ldx, w, k, out, ldo, BF16);                                                \
         else tile(D, M, N, x, ldx, w, k, out, ldo, F32);                                                           \
     }
-#define TILES(D) TILE(D, 1, 8) TILE(D, 2, 8) TILE(D, 4, 6) TILE(D, 6, 4) TILE(D, 1, 1) TILE(D, 2, 1) TILE(D, 4, 1) TILE(D, 6, 1)
+#define TILES(D) TILE(D, 1, 8) TILE(D, 2, 8) TILE(D, 4, 4) TILE(D, 6, 4) TILE(D, 8, 3) TILE(D, 1, 1) TILE(D, 2, 1) TILE(D, 4, 1) TILE(D, 6, 1) TILE(D, 8, 1)
 TILES(0)
 TILES(1)
-#define WIDE(D) {tile_##D##_1_8, tile_##D##_2_8, tile_##D##_4_6, tile_##D##_6_4}
-#define NARROW(D) {tile_##D##_1_1, tile_##D##_2_1, tile_##D##_4_1, tile_##D##_6_1}
-static const tile_fn wide[2][4] = {WIDE(0), WIDE(1)}, narrow[2][4] = {NARROW(0), NARROW(1)};
-static const int tile_rows[4] = {1, 2, 4, 6}, tile_blocks[4] = {8, 8, 6, 4};
+#define WIDE(D) {tile_##D##_1_8, tile_##D##_2_8, tile_##D##_4_4, tile_##D##_6_4, tile_##D##_8_3}
+#define NARROW(D) {tile_##D##_1_1, tile_##D##_2_1, tile_##D##_4_1, tile_##D##_6_1, tile_##D##_8_1}
+static const tile_fn wide[2][5] = {WIDE(0), WIDE(1)}, narrow[2][5] = {NARROW(0), NARROW(1)};
+static const int tile_rows[5] = {1, 2, 4, 6, 8}, tile_blocks[5] = {8, 8, 4, 4, 3};
 
-static int shape_for(long rows) { return rows >= 6 ? 3 : rows >= 4 ? 2 : rows >= 2 ? 1 : 0; }
+static int shape_for(long rows) { return rows == 8 ? 4 : rows >= 6 ? 3 : rows >= 4 ? 2 : rows >= 2 ? 1 : 0; }
 
 void gemm_block(int dtype, const void *x, long ldx, long m, const void *w, long first_block, long end_block, long k,
                 void *out, long ldo, int out_dtype) {
@@ -82,9 +82,10 @@ EXPORT void dsv4_gemm(int dtype, const void *x, long ldx, long m, const void *w,
         long row = task / groups * PANEL_ROWS, block = task % groups * GROUP_BLOCKS;
         long rows = m - row < PANEL_ROWS ? m - row : PANEL_ROWS;
         long end = blocks < block + GROUP_BLOCKS ? blocks : block + GROUP_BLOCKS;
+        long step = rows > 8 ? 8 : GROUP_BLOCKS;
         /* Few columns at a time, so that they stay in the first cache while the panel's rows pass. */
-        for (long b = block; b < end; b += 8)
-            gemm_block(dtype, (bytes_t)x + row * ldx * size_of(dtype), ldx, rows, w, b, end < b + 8 ? end : b + 8, k,
+        for (long b = block; b < end; b += step)
+            gemm_block(dtype, (bytes_t)x + row * ldx * size_of(dtype), ldx, rows, w, b, end < b + step ? end : b + step, k,
                        (char *)out + row * ldo * size_of(out_dtype), ldo, out_dtype);
     }
 }

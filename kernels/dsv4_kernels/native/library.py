@@ -24,6 +24,7 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
         _I, (_I, _P, _P, _L, _L, _P, _P, _L, _L, _P, _P, _L, _P, _P, _L, _L, _P, _L, _P, _F),
     ),
     "dsv4_pool": (None, (_P, _P, _P, _L, _L, _L, _L, _I, _P)),
+    "dsv4_index_scores": (None, (_I, _P, _P, _P, _L, _L, _L, _L, _P)),
     "dsv4_experts": (_I, (_I, _P, _P, _P, _L, _P, _P, _P, _L, _L, _F, _P, _P)),
     "dsv4_combine": (None, (_I, _P, _P, _P, _L, _L, _L, _P)),
     "dsv4_route": (None, (_P, _P, _P, _L, _L, _L, _I, _F, _P, _P, _P)),

@@ -162,6 +162,17 @@ def pool(kv: torch.Tensor, gate: torch.Tensor, rows: torch.Tensor, overlap: bool
     return out
 
 
+def index_scores(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """See indexer/op.py. q and keys have one dtype; dim is a multiple of 32."""
+    q, keys, weights = q.contiguous(), keys.contiguous(), weights.contiguous()
+    out = torch.empty(q.shape[0], keys.shape[0])
+    _library().dsv4_index_scores(
+        dtype_id(q.dtype), q.data_ptr(), keys.data_ptr(), weights.data_ptr(), q.shape[0], q.shape[1], keys.shape[0],
+        q.shape[2], out.data_ptr(),
+    )  # fmt: skip
+    return out
+
+
 def dispatch(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, first: int, num_experts: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

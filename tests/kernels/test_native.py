@@ -1,0 +1,173 @@
+"""The C kernels equal the torch references, and a row's bits do not depend on the rows around it."""
+
+import pytest
+import torch
+
+from dsv4_kernels.attention import block_attention
+from dsv4_kernels.compressor import pool_entries
+from dsv4_kernels.gemm import pack_experts, pack_weight, packed_experts, packed_linear, shared_expert
+from dsv4_kernels.indexer import index_scores
+from dsv4_kernels.mhc import hc_head, hc_post, hc_pre
+from dsv4_kernels.moe import grouped_experts, route_by_hash, route_by_score
+from dsv4_kernels.native.library import is_available
+from dsv4_kernels.rope import norm_rope, plain_frequencies, rotations
+
+pytestmark = pytest.mark.skipif(
+    not is_available(torch.device("cpu"), torch.float32), reason="no AVX-512 BF16 or no C compiler on this machine"
+)
+DTYPES = [torch.float32, torch.bfloat16]
+# One rounding of the result: 2^-8 relative in bf16; a differently ordered fp32 sum otherwise.
+TOLERANCE = {torch.float32: {"rtol": 2e-5, "atol": 2e-5}, torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2}}
+
+
+@pytest.fixture
+def randn():
+    generator = torch.Generator().manual_seed(5)
+    return lambda *shape: torch.randn(*shape, generator=generator)
+
+
+def close(actual, expected, dtype):
+    torch.testing.assert_close(actual.float(), expected.float(), **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "out", "k"), [(1, 16, 2), (7, 272, 34), (131, 208, 64), (16, 528, 256)])
+def test_a_packed_product_equals_the_plain_one_and_rows_keep_their_bits(rows, out, k, dtype, randn):
+    x, weight = randn(rows, k).to(dtype), (randn(out, k) * k**-0.5).to(dtype)
+
+    y = packed_linear(x, pack_weight(weight), torch.float32)
+
+    torch.testing.assert_close(y, (x.double() @ weight.double().T).float(), rtol=1e-5, atol=1e-5)
+    for first, last in ((0, 1), (rows // 2, rows), (rows - 1, rows)):
+        assert torch.equal(packed_linear(x[first:last], pack_weight(weight), torch.float32), y[first:last])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_grouped_product_equals_one_product_per_group(dtype, randn):
+    x, weight = randn(5, 3 * 32).to(dtype), randn(3 * 16, 32).to(dtype)
+
+    y = packed_linear(x, pack_weight(weight, num_groups=3))
+
+    parts = [x[:, 32 * g : 32 * g + 32].float() @ weight[16 * g : 16 * g + 16].float().T for g in range(3)]
+    close(y, torch.cat(parts, 1), dtype)
+
+
+def test_shapes_without_a_packed_form_are_left_to_torch():
+    assert pack_weight(torch.zeros(15, 8)) is None
+    assert pack_weight(torch.zeros(16, 7)) is None
+    assert pack_weight(torch.zeros(16, 8, dtype=torch.float64)) is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", [0, 1, 4, 7])
+def test_hyper_connections_equal_the_reference(num_tokens, dtype, randn):
+    x, y = randn(num_tokens, 4, 64).to(dtype), randn(num_tokens, 64).to(dtype)
+    fn, scale, base, weight = randn(24, 256) * 0.1, randn(3), randn(24), randn(64)
+    options = {"eps": 1e-6, "norm_eps": 1e-6, "norm_weight": weight}
+
+    native = hc_pre(x, fn, scale, base, num_iters=20, impl="native", **options)
+    reference = hc_pre(x, fn, scale, base, num_iters=20, impl="reference", **options)
+
+    for one, other in zip(native, reference, strict=True):
+        close(one, other, dtype)
+    _, post, comb = native
+    close(hc_post(y, x, post, comb, impl="native"), hc_post(y, x, post, comb, impl="reference"), dtype)
+    heads = [hc_head(x, fn[:4], scale[:1], base[:4], impl=impl, **options) for impl in ("native", "reference")]
+    close(*heads, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", [1, 9])
+def test_experts_equal_the_reference_and_tokens_keep_their_bits(num_tokens, dtype, randn):
+    w1, w3, w2 = (
+        (randn(8, 32, 64) * 0.2).to(dtype),
+        (randn(8, 32, 64) * 0.2).to(dtype),
+        (randn(8, 64, 32) * 0.2).to(dtype),
+    )
+    x, ids = randn(num_tokens, 64).to(dtype), randn(num_tokens, 8).argsort(1)[:, :3].contiguous()
+    weights = randn(num_tokens, 3).abs()
+    packed = pack_experts(w1, w2, w3, 1.0)
+
+    def run(rows):
+        return packed_experts(
+            x[rows], ids[rows], weights[rows], packed, first_expert=0, shared=None, out_dtype=torch.float32
+        )
+
+    expected = torch.zeros(num_tokens, 64)
+    for choice in range(3):
+        order = ids[:, choice].argsort(stable=True)
+        counts = ids[:, choice].bincount(minlength=8).tolist()
+        part = grouped_experts(
+            x[order], weights[order, choice], counts, w1=w1, w2=w2, w3=w3, limit=1.0, impl="reference"
+        )
+        expected.index_add_(0, order, part)
+    close(run(slice(None)), expected, dtype)
+    assert torch.equal(run(slice(num_tokens - 1, None)), run(slice(None))[-1:])
+    one = pack_experts(w1[:1], w2[:1], w3[:1], 1.0)
+    alone = grouped_experts(x, torch.ones(num_tokens), [num_tokens], w1=w1[:1], w2=w2[:1], w3=w3[:1], limit=1.0)
+    close(shared_expert(x, one), alone, dtype)
+
+
+def test_routing_equals_the_reference_ties_included(randn):
+    logits, bias = (randn(50, 16) * 2).round(), randn(16).round()
+    options = {"renormalise": True, "scaling": 1.5}
+
+    native, reference = (route_by_score(logits, bias, 6, impl=impl, **options) for impl in ("native", "reference"))
+
+    assert torch.equal(native[0], reference[0])
+    torch.testing.assert_close(native[1], reference[1])
+    by_hash = [route_by_hash(logits, reference[0], impl=impl, **options)[1] for impl in ("native", "reference")]
+    torch.testing.assert_close(*by_hash)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_pooled_entries_equal_the_reference(overlap, randn):
+    kv, gate = randn(20, 64), randn(20, 64)
+    rows = torch.arange(24).view(3, 8) - 4
+    rows[rows < 0] = -1
+
+    entries = [
+        pool_entries(kv, gate, rows.clamp(max=19), overlap=overlap, impl=impl) for impl in ("native", "reference")
+    ]
+
+    torch.testing.assert_close(*entries)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_index_scores_equal_the_reference(dtype, randn):
+    q, keys, weights = randn(3, 6, 32).to(dtype), randn(9, 32).to(dtype), randn(3, 6)
+
+    close(
+        index_scores(q, keys, weights, impl="native"), index_scores(q, keys, weights, impl="reference"), torch.float32
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_and_rotation_in_one_pass_equal_the_reference(dtype, randn):
+    x, weight = randn(3, 2, 64).to(dtype), randn(64)
+    cis = rotations(torch.tensor([0, 7, 5000]), plain_frequencies(32, 10000.0))
+
+    close(norm_rope(x, weight, 1e-6, cis, impl="native"), norm_rope(x, weight, 1e-6, cis, impl="reference"), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_equals_the_reference_and_queries_keep_their_bits_in_any_block(dtype, randn):
+    num_tokens, window, start = 37, 20, 50
+    keys, entries, q = randn(start + num_tokens, 32), randn(30, 32), randn(num_tokens, 3, 32)
+    keys, entries, q, sink = keys.to(dtype), entries.to(dtype), q.to(dtype), randn(3)
+    positions = torch.arange(start, start + num_tokens)
+    num_visible = (positions + 1) // 4
+
+    def run(block_tokens, impl):
+        firsts = (torch.arange(start, start + num_tokens, block_tokens) - window + 1) // 16 * 16
+        seen = firsts.unsqueeze(1) + torch.arange(-(-(window + block_tokens + 14) // 16) * 16)
+        ids = torch.where(seen < keys.shape[0], seen, -1)
+        listed = torch.nn.functional.pad(torch.arange(30), (0, 2), value=-1)
+        return block_attention(
+            q, block_tokens=block_tokens, positions=positions, num_visible=num_visible, window_rows=keys,
+            window_ids=ids, window_first=firsts, entry_rows=entries, entry_ids=listed, window=window, sink=sink, scale=0.2, impl=impl,
+        )  # fmt: skip
+
+    close(run(16, "native"), run(1, "reference"), dtype)
+    assert torch.equal(run(16, "native"), run(1, "native"))
+    assert torch.equal(run(8, "native"), run(1, "native"))
