@@ -165,7 +165,8 @@ def test_attention_equals_the_reference_and_queries_keep_their_bits_in_any_block
         listed = torch.nn.functional.pad(torch.arange(30), (0, 2), value=-1)
         return block_attention(
             q, block_tokens=block_tokens, positions=positions, num_visible=num_visible, window_rows=keys,
-            window_ids=ids, window_first=firsts, entry_rows=entries, entry_ids=listed, window=window, sink=sink, scale=0.2, impl=impl,
+            window_ids=ids, window_first=firsts, entry_rows=entries, entry_ids=listed, window=window, sink=sink,
+            scale=0.2, impl=impl,
         )  # fmt: skip
 
     close(run(16, "native"), run(1, "reference"), dtype)
