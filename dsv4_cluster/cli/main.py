@@ -1,7 +1,10 @@
 """The command tree. Commands import what they need when they run, so that `dsv4 --help` is quick."""
 
+from typing import Annotated
+
 import typer
 
+from dsv4_cluster import __version__
 from dsv4_cluster.cli.bench import app as bench_app
 from dsv4_cluster.cli.checkpoint import inspect, make_checkpoint
 from dsv4_cluster.cli.generate import generate
@@ -23,6 +26,22 @@ app = typer.Typer(
         "  dsv4 serve configs/dsv4.yaml"
     ),
 )
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options that stand before a command."""
+
 
 app.command("generate")(generate)
 app.command("make-checkpoint")(make_checkpoint)

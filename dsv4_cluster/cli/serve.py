@@ -35,7 +35,7 @@ def check(
     """
     raw, _ = _checked(config)
     if port_free:
-        _require_free_port(raw)
+        _require_free_port(raw, config)
     print(f"{config} is fine")
 
 
@@ -53,7 +53,7 @@ def serve(config: ConfigArgument) -> None:
     with tempfile.TemporaryDirectory(prefix="dsv4.", dir=RAY_DIR_PARENT) as ray_dir:
         prepare_single_machine(ray_temp_dir=ray_dir)  # before anything imports Ray
         raw, cluster = _checked(config)
-        _require_free_port(raw)
+        _require_free_port(raw, config)
         from dsv4_cluster.serve.runner import run_until_signal
 
         run_until_signal(config, raw, cluster, say=print)
@@ -77,7 +77,7 @@ def _checked(path: Path) -> "tuple[dict[str, Any], ClusterConfig]":
     return raw, cluster
 
 
-def _require_free_port(raw: dict[str, Any]) -> None:
+def _require_free_port(raw: dict[str, Any], path: Path) -> None:
     """Raises: ConfigError when something listens on the HTTP port already."""
     http = raw.get("http_options") or {}
     host, port = http.get("host", "127.0.0.1"), http.get("port", 8000)
@@ -86,4 +86,7 @@ def _require_free_port(raw: dict[str, Any]) -> None:
         try:
             probe.bind((host, port))
         except OSError as err:
-            raise ConfigError(f"cannot listen on {host}:{port} ({err.strerror}); change http_options.port") from err
+            raise ConfigError(
+                f"cannot listen on {host}:{port} ({err.strerror}): stop what listens there, or change "
+                f"http_options in {path}"
+            ) from err

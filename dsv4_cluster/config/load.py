@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from dsv4_cluster.config.cluster_config import ClusterConfig
+from dsv4_cluster.config.spelling import did_you_mean
 from dsv4_cluster.errors import ConfigError
 
 BUILDER = "dsv4_cluster.serve.app:build"
@@ -37,5 +39,18 @@ def parse_cluster_config(args: dict[str, Any], *, source: str = "args") -> Clust
     try:
         return ClusterConfig.model_validate(args)
     except ValidationError as err:
-        lines = [f"{'.'.join(str(part) for part in e['loc']) or 'args'}: {e['msg']}" for e in err.errors()]
+        lines = [f"{'.'.join(str(part) for part in e['loc']) or 'args'}: {_reason(e)}" for e in err.errors()]
         raise ConfigError(f"{source}: " + "; ".join(lines)) from err
+
+
+def _reason(error: ErrorDetails) -> str:
+    """What is wrong with one field; for a key that does not exist, the one that may have been meant."""
+    if error["type"] != "extra_forbidden":
+        return error["msg"]
+    *groups, key = error["loc"]
+    settings: type[BaseModel] = ClusterConfig
+    for group in groups:
+        annotation = settings.model_fields[str(group)].annotation
+        assert isinstance(annotation, type) and issubclass(annotation, BaseModel), (group, annotation)
+        settings = annotation
+    return f"unknown key{did_you_mean(key, settings.model_fields)}"

@@ -1,6 +1,5 @@
 """Find what Serve's own schema lets pass in a config file: keys it does not know and deployments that do not exist."""
 
-import difflib
 import types
 from typing import Any, Union, get_args, get_origin
 
@@ -8,6 +7,7 @@ from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from dsv4_cluster.config.load import BUILDER
+from dsv4_cluster.config.spelling import did_you_mean
 from dsv4_cluster.errors import ConfigError
 from dsv4_cluster.serve.names import DEPLOYMENTS
 
@@ -28,7 +28,7 @@ def check_serve_keys(raw: dict[str, Any], *, source: str) -> None:
         if application.get("import_path") == BUILDER:
             names = [deployment.get("name") for deployment in application.get("deployments") or []]
             problems += [
-                f"deployments: no deployment {name!r}{_near(name, DEPLOYMENTS)}"
+                f"deployments: no deployment {name!r}{did_you_mean(name, DEPLOYMENTS)}"
                 for name in names
                 if name not in DEPLOYMENTS
             ]
@@ -47,7 +47,7 @@ def _unknown_keys(value: Any, annotation: Any, path: str) -> list[str]:
             if key in fields:
                 found += _unknown_keys(inner, fields[key], where)
             else:
-                found.append(f"{where}: unknown key{_near(key, fields)}")
+                found.append(f"{where}: unknown key{did_you_mean(key, fields)}")
         return found
     if item is not None and isinstance(value, list):
         return [found for index, inner in enumerate(value) for found in _unknown_keys(inner, item, f"{path}[{index}]")]
@@ -60,8 +60,3 @@ def _expected(annotation: Any) -> tuple[type[BaseModel] | None, Any]:
     models = [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
     lists = [get_args(option)[0] for option in options if get_origin(option) is list and get_args(option)]
     return (models[0] if len(models) == 1 else None), (lists[0] if len(lists) == 1 else None)
-
-
-def _near(key: Any, known: Any) -> str:
-    close = difflib.get_close_matches(str(key), list(known), n=1)
-    return f", did you mean {close[0]!r}?" if close else ""

@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,12 @@ def test_help_imports_neither_torch_nor_ray():
 
     assert result.stdout.splitlines()[-1] == "[]"
     assert "make-checkpoint" in result.stdout
+
+
+def test_the_version_is_that_of_the_installed_package():
+    result = dsv4("--version")
+
+    assert (result.exit_code, result.stdout.strip()) == (0, version("dsv4-cluster"))
 
 
 def test_make_checkpoint_is_done_once(tmp_path):
@@ -122,14 +129,21 @@ def test_check_accepts_a_good_file(config_file):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda raw: raw["applications"][0]["args"]["decode"].update(num_replica=2), "decode.num_replica"),
+        (
+            lambda raw: raw["applications"][0]["args"]["decode"].update(num_replica=2),
+            "decode.num_replica: unknown key, did you mean 'num_replicas'?",
+        ),
+        (
+            lambda raw: raw["applications"][0]["args"]["decode"]["kv"].update(num_pagez=2),
+            "decode.kv.num_pagez: unknown key, did you mean 'num_pages'?",
+        ),
         (lambda raw: raw["applications"][0].update(route_prefx="/"), "route_prefx: unknown key"),
         (lambda raw: raw["applications"][0]["args"]["decode"]["engine"].update(max_model_len=10**6), "max_model_len"),
         (lambda raw: raw.pop("applications"), "applications"),
         (lambda raw: speculate(raw, 5, 8), "num_draft_tokens"),
         (lambda raw: speculate(raw, "auto", 3), "speculation_headroom is 3"),
     ],
-    ids=["our-key", "serve-key", "limit", "no-application", "drafts", "headroom"],
+    ids=["our-key", "our-inner-key", "serve-key", "limit", "no-application", "drafts", "headroom"],
 )
 def test_check_names_what_is_wrong(config_file, change, message):
     result = dsv4("check", config_file(change))
@@ -155,3 +169,4 @@ def test_a_taken_port_is_named(config_file):
 
     assert result.exit_code == 2
     assert f"127.0.0.1:{port}" in result.stderr
+    assert f"change http_options in {path}" in result.stderr
