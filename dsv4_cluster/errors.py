@@ -49,12 +49,6 @@ class ModelNotFoundError(InvalidRequestError):
     http_status = 404
 
 
-class AuthError(Dsv4Error):
-    """Missing or wrong API key."""
-
-    http_status = 401
-
-
 class OverloadedError(Dsv4Error):
     """A bounded queue is full; try again later."""
 

@@ -23,8 +23,3 @@ class SSEDecoder:
                 events.append(b"\n".join(self._data))
                 self._data = []
         return events
-
-    @property
-    def is_inside_event(self) -> bool:
-        """True when the stream ended within an event."""
-        return bool(self._buffer or self._data)

@@ -5,14 +5,13 @@ releases write (`layer_types`, `compress_rates`, `mlp_layer_types`, `rope_parame
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dsv4_cluster.config.checkpoint_json import parse_json_object
 from dsv4_cluster.errors import CheckpointError
 
-LayerKind = Literal["swa", "csa", "hca"]
 _Size = Annotated[int, Field(strict=True, ge=1)]
 _Count = Annotated[int, Field(strict=True, ge=0)]
 _PositiveFloat = Annotated[float, Field(gt=0)]
@@ -126,12 +125,8 @@ class ModelConfig(BaseModel):
             raise ValueError(f"num_experts_per_tok {self.num_experts_per_tok} exceeds {self.n_routed_experts} experts")
         return self
 
-    def layer_kind(self, layer_id: int) -> LayerKind:
-        """Attention kind of a layer. Layers num_hidden_layers and up are MTP layers, which are window-only."""
-        return {0: "swa", 4: "csa", 128: "hca"}[self.compress_ratio(layer_id)]  # type: ignore[return-value]
-
     def compress_ratio(self, layer_id: int) -> int:
-        """Tokens per compressed entry: 0 (none), 4 or 128."""
+        """Tokens per compressed entry: 0 (none), 4 or 128. MTP layers (num_hidden_layers and up) have 0."""
         return self.compress_ratios[layer_id] if layer_id < len(self.compress_ratios) else 0
 
     def is_hash_layer(self, layer_id: int) -> bool:

@@ -16,7 +16,6 @@ _CODES: dict[type[errors.Dsv4Error], str] = {
     errors.PromptTooLongError: "context_length_exceeded",
     errors.ModelNotFoundError: "model_not_found",
     errors.InvalidRequestError: "invalid_request_error",
-    errors.AuthError: "invalid_api_key",
     errors.OverloadedError: "rate_limit_exceeded",
     errors.DeadlineExceededError: "deadline_exceeded",
     errors.KVTransferError: "kv_transfer_failed",
@@ -24,7 +23,7 @@ _CODES: dict[type[errors.Dsv4Error], str] = {
     errors.NonFiniteLogitsError: "non_finite_logits",
     errors.Dsv4Error: "internal_error",
 }
-_TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable_error", 504: "timeout_error"}
+_TYPES = {429: "rate_limit_error", 503: "service_unavailable_error", 504: "timeout_error"}
 
 
 class FieldError(errors.InvalidRequestError):

@@ -57,10 +57,6 @@ class KVManager:
     def free_slots(self) -> int:
         return self._slots.num_free
 
-    def can_admit(self, num_tokens: int) -> bool:
-        """True when `allocate` of that many tokens would succeed."""
-        return self.free_slots > 0 and num_pages_for(num_tokens) <= self.free_pages
-
     def allocate(self, seq_id: str, num_tokens: int, *, shared: Sequence[int] = ()) -> bool:
         """Give a new sequence a slot and pages for `num_tokens`, the first of them `shared` with their owners.
 
@@ -90,13 +86,6 @@ class KVManager:
         owned.page_ids += page_ids
         self._use(page_ids)
         return True
-
-    def rollback(self, seq_id: str, num_tokens: int) -> None:
-        """Return the pages past the first `num_tokens` tokens."""
-        owned = self._owned[seq_id]
-        keep = num_pages_for(num_tokens)
-        self._leave(owned.page_ids[keep:])
-        del owned.page_ids[keep:]
 
     def free(self, seq_id: str) -> None:
         """Return everything the sequence owns: pages, window and state together."""

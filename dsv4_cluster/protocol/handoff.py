@@ -49,8 +49,6 @@ class PrefillResult:
     ticket: KVTicket | None
     num_prompt_tokens: int
     num_cached_tokens: int = 0
-    queue_ms: float = 0.0
-    compute_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,12 +41,3 @@ class TokenChunk:
             raise WorkerLostError(f"{self.request_id}: the engine dropped the request")
         if self.finish_reason is FinishReason.ERROR:
             raise Dsv4Error(f"{self.request_id}: the engine failed without saying why")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """Token counts of one request."""
-
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    num_completion_tokens: int

@@ -55,7 +55,6 @@ class GenerationRequest:
     thinking: bool = False  # generation starts inside the thoughts and leaves them with </think>
     thinking_budget: int | None = None  # thought tokens after which </think> is forced
     priority: int = 0  # lower runs first
-    arrival_s: float = 0.0
     deadline_s: float | None = None  # on the engine's clock
     tenant: str = ""  # fairness is between tenants
     cache_salt: str = ""  # requests share cached prefixes only with the same tenant and salt

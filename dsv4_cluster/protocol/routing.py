@@ -1,4 +1,4 @@
-"""What the router knows about replicas and what it decides."""
+"""What the router knows about replicas."""
 
 from dataclasses import dataclass
 
@@ -16,14 +16,3 @@ class ReplicaSnapshot:
     step_ms: float
     layout_id: str
     taken_at_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteDecision:
-    """Where a request runs."""
-
-    prefill_replica_id: str
-    decode_replica_id: str
-    cached_tokens: int = 0
-    num_draft_tokens: int = 0
-    reason: str = ""

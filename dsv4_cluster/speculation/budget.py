@@ -13,7 +13,7 @@ from dsv4_cluster.config.speculation_config import MAX_DRAFT_TOKENS
 
 MEMORY_CHECKS = 64.0  # checked drafts after which an old one counts 1/e: follows a change of topic within an answer
 PRIOR_CHECKS = 4.0  # checks that the engine-wide rate counts as, for a sequence of which nothing is known
-FIRST_RATES = (0.7, 0.5, 0.4, 0.3)  # by depth, before anything is measured. Source: spec 5.4, 11 (14)
+FIRST_RATES = (0.7, 0.5, 0.4, 0.3)  # by depth, before anything is measured. Source: spec 5.4
 PROBE_PERIOD_TOKENS = 64  # a sequence tries at least one draft this often, so that a low rate can recover
 
 _Counts = tuple[float, ...]  # by depth, MAX_DRAFT_TOKENS long

@@ -1,7 +1,7 @@
 """Number formats of stored weights: which one a tensor has, and back to plain values.
 
 The format follows from the stored dtype and shape, never from the config: repacked checkpoints exist whose config
-says otherwise. Source: spec 2.2, 2.3; pitfall 23.
+says otherwise. Source: spec 2.2, 2.3.
 """
 
 from dataclasses import dataclass, replace

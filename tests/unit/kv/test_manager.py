@@ -46,7 +46,6 @@ class ManagerMachine(RuleBasedStateMachine):
         seq_id, before = f"s{self.num_created}", self.snapshot()
         self.num_created += 1
         expected = len(self.num_pages) < NUM_SLOTS and self.fits(pages_for(num_tokens))
-        assert self.manager.can_admit(num_tokens) == expected
         assert self.manager.allocate(seq_id, num_tokens) == expected
         if expected:
             self.pages[seq_id] = self.manager.page_ids(seq_id)
@@ -97,15 +96,6 @@ class ManagerMachine(RuleBasedStateMachine):
             assert self.pages[seq_id][: len(before[seq_id][1])] == before[seq_id][1]
         else:
             assert self.snapshot() == before
-
-    @rule(seq_id=sequences, num_tokens=lengths)
-    def rollback(self, seq_id: str, num_tokens: int) -> None:
-        if seq_id not in self.num_pages:
-            return
-        before = self.manager.page_ids(seq_id)
-        self.manager.rollback(seq_id, num_tokens)
-        self.pages[seq_id] = before[: pages_for(num_tokens)]
-        assert self.manager.page_ids(seq_id) == self.pages[seq_id]
 
     @rule(seq_id=consumes(sequences))
     def free(self, seq_id: str) -> None:

@@ -119,7 +119,7 @@ def test_safetensors_library_reads_the_same_files(official_dir):
 
 
 def test_fp8_experts_with_float_scales_are_told_by_dtype(damage, official_dir):
-    """A repacked checkpoint: the config still says fp4. Source: pitfall 23, spec 2.2."""
+    """A repacked checkpoint: the config still says fp4. Source: spec 2.2."""
     weight = torch.randn(128, 256).to(torch.float8_e4m3fn)
     scale = torch.rand(1, 2)
 
