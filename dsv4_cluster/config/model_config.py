@@ -5,7 +5,7 @@ releases write (`layer_types`, `compress_rates`, `mlp_layer_types`, `rope_parame
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
