@@ -3,7 +3,7 @@
 Verification computes k+1 rows of a sequence in one batch where plain decoding computes one, and two fp32 sums of the
 same numbers may differ in their last bits. A token would flip only where the two best scores (logits, plus noise when
 sampling) are closer than that: `assert_same` allows 1e-4, and `test_no_score_of_these_answers_is_a_near_tie` shows that
-the answers compared here are decided by more.
+the greedy and seeded answers of this file are decided by more; those with edited logits are not checked for it.
 """
 
 import pytest
