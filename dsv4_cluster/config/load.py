@@ -23,8 +23,10 @@ def load_serve_file(path: str | Path) -> tuple[dict[str, Any], ClusterConfig]:
         raw = yaml.safe_load(Path(path).read_text())
     except FileNotFoundError as err:
         raise ConfigError(f"no config file {path}") from err
-    except (OSError, yaml.YAMLError) as err:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as err:
         raise ConfigError(f"cannot read {path}: {err}") from err
+    except RecursionError as err:
+        raise ConfigError(f"cannot read {path}: nested too deeply") from err
     applications = raw.get("applications") if isinstance(raw, dict) else None
     if not isinstance(applications, list):
         raise ConfigError(f"{path}: 'applications' is missing; expected a Ray Serve config file")

@@ -119,6 +119,9 @@ class ModelConfig(BaseModel):
             raise ValueError(f"o_groups {self.o_groups} does not divide num_attention_heads {self.num_attention_heads}")
         if not 0 < self.qk_rope_head_dim <= min(self.head_dim, self.index_head_dim):
             raise ValueError(f"qk_rope_head_dim {self.qk_rope_head_dim} exceeds head_dim or index_head_dim")
+        for name, token_id in (("bos_token_id", self.bos_token_id), ("eos_token_id", self.eos_token_id)):
+            if token_id >= self.vocab_size:
+                raise ValueError(f"{name} is {token_id}, not below vocab_size {self.vocab_size}")
         if (self.head_dim - self.qk_rope_head_dim) % 64:
             raise ValueError(f"head_dim - qk_rope_head_dim is {self.nope_head_dim}, not a multiple of 64")
         if self.num_experts_per_tok > self.n_routed_experts:

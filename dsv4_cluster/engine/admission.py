@@ -20,6 +20,8 @@ def check_request(
         raise InvalidRequestError("the prompt is empty: at least one token is needed")
     _check_token_ids("prompt token id", prompt, vocab_size)
     _check_token_ids("stop token id", request.stop.token_ids, vocab_size)
+    if "" in request.stop.strings:
+        raise InvalidRequestError("stop holds an empty string, which every answer begins with")
     if sampling.max_tokens < 1:
         raise InvalidRequestError(f"max_tokens is {sampling.max_tokens}, at least 1 is needed")
     if request.max_total_tokens > max_model_len:

@@ -11,29 +11,47 @@ from dsv4_cluster.config.spelling import did_you_mean
 from dsv4_cluster.errors import ConfigError
 from dsv4_cluster.serve.names import DEPLOYMENTS
 
+MAX_PORT = 65535
+
 
 def check_serve_keys(raw: dict[str, Any], *, source: str) -> None:
     """Check a parsed Serve config file, except the arguments of our own application.
 
     Raises: ConfigError with every unknown key, a suggestion where one is near, and what Serve's schema refuses.
     """
-    problems = _unknown_keys(raw, ServeDeploySchema, "")
+    unknown_keys = _unknown_keys(raw, ServeDeploySchema, "")
+    wrong_values = _refused_by_serve(raw)
+    if not wrong_values:  # otherwise fields may be missing where the next checks look for them
+        wrong_values = _unknown_deployments(raw) + _impossible_port(raw)
+    if unknown_keys or wrong_values:
+        raise ConfigError(f"{source}: " + "; ".join(unknown_keys + wrong_values))
+
+
+def _refused_by_serve(raw: dict[str, Any]) -> list[str]:
     try:
         ServeDeploySchema.model_validate(raw)
     except ValidationError as err:
-        # Unknown keys are in the list already, with a suggestion.
+        # Unknown keys are listed by `_unknown_keys`, with a suggestion.
         others = [e for e in err.errors() if e["type"] != "extra_forbidden"]
-        problems += [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in others]
-    for application in raw.get("applications") or []:
-        if application.get("import_path") == BUILDER:
-            names = [deployment.get("name") for deployment in application.get("deployments") or []]
-            problems += [
-                f"deployments: no deployment {name!r}{did_you_mean(name, DEPLOYMENTS)}"
-                for name in names
-                if name not in DEPLOYMENTS
-            ]
-    if problems:
-        raise ConfigError(f"{source}: " + "; ".join(problems))
+        return [f"{'.'.join(str(part) for part in e['loc'])}: {e['msg']}" for e in others]
+    except AttributeError as err:  # validators of Serve's schema take every deployment for a mapping
+        return [f"a value stands where fields belong: {err}"]
+    return []
+
+
+def _unknown_deployments(raw: dict[str, Any]) -> list[str]:
+    ours = [application for application in raw["applications"] if application["import_path"] == BUILDER]
+    names = [deployment.get("name") for application in ours for deployment in application.get("deployments") or []]
+    return [
+        f"deployments: no deployment {name!r}{did_you_mean(name, DEPLOYMENTS)}"
+        for name in names
+        if name not in DEPLOYMENTS
+    ]
+
+
+def _impossible_port(raw: dict[str, Any]) -> list[str]:
+    port = int((raw.get("http_options") or {}).get("port", 0))
+    return [] if 0 <= port <= MAX_PORT else [f"http_options.port: {port} is not within 0..{MAX_PORT}"]
 
 
 def _unknown_keys(value: Any, annotation: Any, path: str) -> list[str]:

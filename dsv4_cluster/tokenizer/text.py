@@ -13,6 +13,7 @@ from typing import Any
 
 import deepseek_recipe as recipe
 
+from dsv4_cluster.config.checkpoint_json import parse_json_object
 from dsv4_cluster.errors import CheckpointError, InvalidRequestError
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -101,16 +102,15 @@ def special_token_id(checkpoint_dir: str | Path, token: str) -> int | None:
 
 def _read_tokenizer(path: Path) -> dict[str, Any]:
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_bytes()
     except FileNotFoundError as err:
         raise CheckpointError(f"no {path.name} in {path.parent}") from err
-    except (OSError, ValueError) as err:
+    except OSError as err:
         raise CheckpointError(f"cannot read {path}: {err}") from err
-    model, decoder = raw.get("model", {}), raw.get("decoder") or {}
-    if model.get("type") != "BPE" or decoder.get("type") != "ByteLevel" or "added_tokens" not in raw:
-        raise CheckpointError(
-            f"{path}: model {model.get('type')!r} with decoder {decoder.get('type')!r}, expected BPE with ByteLevel"
-        )
+    raw = parse_json_object(text, source=str(path))
+    kinds = [part.get("type") if isinstance(part := raw.get(name), dict) else None for name in ("model", "decoder")]
+    if kinds != ["BPE", "ByteLevel"] or "added_tokens" not in raw:
+        raise CheckpointError(f"{path}: model {kinds[0]!r} with decoder {kinds[1]!r}, expected BPE with ByteLevel")
     return raw
 
 

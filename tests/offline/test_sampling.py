@@ -100,7 +100,13 @@ def test_a_stop_string_in_the_first_answer_leaves_the_copies_running(llm):
 
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [({"n": 0}, "n is 0, expected 1..128"), ({"n": 129}, "n is 129"), ({"top_k": -2}, "top_k is -2")],
+    [
+        ({"n": 0}, "n is 0, expected 1..128"),
+        ({"n": 129}, "n is 129"),
+        ({"top_k": -2}, "top_k is -2"),
+        ({"stop": ""}, "stop holds an empty string"),
+        ({"stop": ["end", ""]}, "stop holds an empty string"),
+    ],
 )
 def test_a_wrong_value_is_refused_and_nothing_stays_behind(llm, fields, message):
     with pytest.raises(InvalidRequestError, match=message):

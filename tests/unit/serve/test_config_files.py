@@ -56,6 +56,41 @@ def test_a_wrong_value_of_a_serve_key_is_named(raw):
         check_serve_keys(raw, source="x.yaml")
 
 
+@pytest.mark.parametrize("port", [-1, 65536, 10**18])
+def test_a_port_that_cannot_be_is_named(raw, port):
+    raw["http_options"]["port"] = port
+
+    with pytest.raises(ConfigError, match=rf"http_options\.port: {port} is not within 0\.\.65535"):
+        check_serve_keys(raw, source="x.yaml")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda raw: raw.update(http_options="x"),
+        lambda raw: raw["applications"].append(5),
+        lambda raw: raw["applications"].append({"name": "other"}),
+        lambda raw: raw["applications"][0].update(deployments=[5]),
+        lambda raw: raw["applications"][0].update(deployments=5),
+    ],
+    ids=["http-options", "application", "no-import-path", "deployment", "deployments"],
+)
+def test_a_value_where_fields_belong_is_a_config_error(raw, change):
+    change(raw)
+
+    with pytest.raises(ConfigError, match=r"x\.yaml"):
+        check_serve_keys(raw, source="x.yaml")
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"[" * 5000, b"a: &a [*a]", b"5", b""])
+def test_a_file_that_is_no_config_is_named(tmp_path, content):
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content)
+
+    with pytest.raises(ConfigError, match=r"config\.yaml"):
+        load_serve_file(path)
+
+
 def test_free_form_values_are_not_taken_for_keys(raw):
     changed = copy.deepcopy(raw)
     changed["applications"][0]["runtime_env"] = {"env_vars": {"ANYTHING": "1"}}

@@ -97,7 +97,10 @@ def test_ids_outside_the_vocabulary_are_nothing(codec):
     "content, reason",
     [
         (None, "no tokenizer.json"),
-        ("{", "cannot read"),
+        ("{", "damaged JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ("[]", "expected a JSON object"),
+        ('{"model": 5, "decoder": [], "added_tokens": []}', "model None with decoder None"),
         (json.dumps({"model": {"type": "Unigram"}, "added_tokens": []}), "Unigram"),
         (
             json.dumps({"model": {"type": "BPE", "vocab": {}}, "decoder": {"type": "ByteLevel"}, "added_tokens": []}),

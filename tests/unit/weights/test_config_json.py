@@ -71,6 +71,11 @@ def test_newer_form_of_another_type_is_named(raw, field, official, values):
         assert field in refuse(raw | {field: value}), value
 
 
+@pytest.mark.parametrize("field", ["bos_token_id", "eos_token_id"])
+def test_special_token_outside_the_vocabulary_is_named(raw, field):
+    assert f"{field} is 512, not below vocab_size 512" in refuse(raw | {field: 512})
+
+
 @pytest.mark.parametrize("key", ["type", "rope_type"])
 def test_scaling_other_than_yarn_is_refused(raw, key):
     scaling = {"factor": 16, "original_max_position_embeddings": 16384, key: "linear"}
