@@ -59,11 +59,11 @@ def test_a_copy_is_the_answer_to_its_own_seed(llm):
 
 def test_copies_resume_the_prompt_that_the_first_one_computed(llm):
     prompt = [*range(100, 400), 7]
-    before = llm.engine.stats()
+    before = llm.engine.stats().prefix_cache
 
     output = generate(llm, sampled(n=3, prompt_logprobs=1), prompt)
 
-    after = llm.engine.stats()
+    after = llm.engine.stats().prefix_cache
     assert after.total_hit_tokens - before.total_hit_tokens == 2 * 256  # all whole blocks of 128, by both copies
     assert output.num_cached_tokens == 0
     assert len(output.prompt_logprobs) == len(prompt)
