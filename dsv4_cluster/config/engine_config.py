@@ -24,4 +24,7 @@ class EngineConfig(Settings):
         description="a request's tokens and logprobs are the same bits alone or in any batch, chunked or whole; "
         "default: on where the native CPU kernels run, where it costs nothing; true elsewhere is an error",
     )
+    memory_limit_bytes: int | None = Field(
+        None, ge=1, description="device memory the engine may plan for; default: all of the device's"
+    )
     num_threads: int = Field(1, ge=1, description="torch CPU threads of the worker process")

@@ -68,6 +68,7 @@ class EngineCore:
         self.config = loaded.config
         self.layout_id = loaded.layout.layout_id
         self.max_model_len = loaded.max_model_len
+        self.memory_plan = loaded.plan
         self._loaded = loaded
         self._clock = clock or MonotonicClock()
         self._runner = ModelRunner(loaded.model, vocab_size=loaded.config.vocab_size)

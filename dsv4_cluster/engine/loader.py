@@ -11,6 +11,7 @@ from dsv4_cluster.config.limits import check_drafter, check_headroom, max_model_
 from dsv4_cluster.config.model_config import ModelConfig
 from dsv4_cluster.config.speculation_config import SpeculationConfig
 from dsv4_cluster.engine.determinism import check_deterministic
+from dsv4_cluster.engine.memory import MemoryPlan, memory_of, plan_memory
 from dsv4_cluster.errors import ConfigError
 from dsv4_cluster.kv.layout import KVLayout
 from dsv4_cluster.kv.pools import KVPools
@@ -38,6 +39,7 @@ class LoadedModel:
     think_end_token_id: int | None = None  # </think>; None: the checkpoint's tokenizer has no such token
     mtp: MTPModule | None = None  # the draft layer, when speculation is on
     checkpoint_dir: Path | None = None  # holds tokenizer.json, which constrained answers need
+    plan: MemoryPlan | None = None  # what was counted before loading
 
 
 def load_model(
@@ -59,6 +61,7 @@ def load_model(
         check_mtp(checkpoint, f"speculation.num_draft_tokens is {speculation.num_draft_tokens!r}")
     limit = max_model_len(config, engine, kv)
     layout = KVLayout.build(config, kv, dtype, num_mtp_layers=num_mtp_layers, fingerprint=checkpoint.fingerprint)
+    plan = _checked_plan(config, layout, engine, kv, parallel, dtype, limit)
     model = Transformer(
         config, parallel, dtype=dtype, device=device, kv_cache_dtype=kv.kv_cache_dtype, indexer_dtype=kv.indexer_dtype
     )
@@ -68,7 +71,27 @@ def load_model(
     mtp = load_mtp(checkpoint, kv, parallel, dtype=dtype, device=device) if num_mtp_layers else None
     pools = KVPools.allocate(layout, kv.num_pages, engine.max_num_seqs, device)
     think_end = special_token_id(checkpoint_dir, THINK_END)
-    return LoadedModel(config, model.eval(), layout, pools, device, limit, think_end, mtp, Path(checkpoint_dir))
+    return LoadedModel(config, model.eval(), layout, pools, device, limit, think_end, mtp, Path(checkpoint_dir), plan)
+
+
+def _checked_plan(
+    config: ModelConfig,
+    layout: KVLayout,
+    engine: EngineConfig,
+    kv: KVConfig,
+    parallel: ParallelState,
+    dtype: torch.dtype,
+    limit: int,
+) -> MemoryPlan:
+    """What loading will take. Raises: ConfigError when it does not fit."""
+    plan = plan_memory(config, layout, engine, kv, parallel, dtype=dtype, max_model_len=limit)
+    device = torch.device(engine.device)
+    plan.check(
+        device_bytes=engine.memory_limit_bytes or memory_of(device),
+        host_bytes=memory_of(torch.device("cpu")),
+        is_shared=device.type == "cpu",
+    )
+    return plan
 
 
 def load_mtp(

@@ -1,0 +1,144 @@
+"""What an engine will need, counted before anything is allocated: weights, pools, snapshots and the peak of a step.
+
+The peak is that of the longest step: `max_num_batched_tokens` tokens at the end of a prompt of `max_model_len`. It
+counts what is asked for at the same time; an allocator may keep more. Tiled products use fixed budgets, so a longer
+prompt adds only what grows with it: the gathered indexer keys. The phases of a layer follow each other, so the largest
+one counts, on top of what is alive through all of them.
+
+| phase   | alive besides the residual streams, the sub-layer's input and the queries                        |
+|---------|--------------------------------------------------------------------------------------------------|
+| indexer | its queries, all keys of the prompt as stored and in fp32, one tile of fp32 logits                |
+| experts | one row per token and chosen expert: inputs, gate, up, hidden, outputs, outputs by pair in fp32   |
+| logits  | one tile of fp32 logits with its log-softmax, for prompt log-probabilities                        |
+"""
+
+import os
+from dataclasses import dataclass, fields
+
+import torch
+
+from dsv4_cluster.config.engine_config import EngineConfig
+from dsv4_cluster.config.kv_config import KVConfig
+from dsv4_cluster.config.model_config import ModelConfig
+from dsv4_cluster.engine.model_runner import LOGITS_TILE_BYTES
+from dsv4_cluster.errors import ConfigError
+from dsv4_cluster.kv.layout import KVLayout
+from dsv4_cluster.kv.snapshot_pool import snapshot_bytes
+from dsv4_cluster.model.mtp import MTPModule
+from dsv4_cluster.model.transformer import Transformer
+from dsv4_cluster.parallel.state import ParallelState
+
+_TILE_BYTES = 4 << 24  # fp32 values that a tiled product of the kernels holds at once
+_FP32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes on the device, except the host tier's, which are host memory."""
+
+    weights: int
+    pages: int  # compressed entries and indexer keys, shared by all sequences
+    sequences: int  # window and state rings, one slot per sequence
+    snapshots: int  # resumable boundaries
+    step_peak: int  # largest sum of temporaries in one step
+    host_tier: int
+
+    @property
+    def device_total(self) -> int:
+        """What has to fit on the device."""
+        return self.weights + self.pages + self.sequences + self.snapshots + self.step_peak
+
+    def describe(self) -> str:
+        """One line with all numbers, in MB of 10^6 bytes."""
+        parts = (f"{field.name} {getattr(self, field.name) / 1e6:,.1f}" for field in fields(self))
+        return f"{', '.join(parts)} MB"
+
+    def check(self, *, device_bytes: int, host_bytes: int, is_shared: bool) -> None:
+        """Refuse a plan that cannot fit. is_shared: device and host memory are the same.
+
+        Raises: ConfigError with all numbers and the settings that change them.
+        """
+        needed = self.device_total + (self.host_tier if is_shared else 0)
+        if needed > device_bytes:
+            raise ConfigError(
+                f"the engine needs {needed / 1e6:,.1f} MB, {device_bytes / 1e6:,.1f} MB are there: {self.describe()}. "
+                "Lower kv.num_pages (pages), engine.max_num_seqs (sequences), kv.num_snapshots (snapshots), "
+                "engine.max_num_batched_tokens or engine.max_model_len (step_peak)"
+            )
+        if self.host_tier > host_bytes:
+            raise ConfigError(
+                f"kv.host_memory_bytes is {self.host_tier:,}, the host has {host_bytes:,}: {self.describe()}"
+            )
+
+
+def plan_memory(
+    config: ModelConfig,
+    layout: KVLayout,
+    engine: EngineConfig,
+    kv: KVConfig,
+    parallel: ParallelState,
+    *,
+    dtype: torch.dtype,
+    max_model_len: int,
+) -> MemoryPlan:
+    """Count, without allocating. dtype: of weights and activations. max_model_len: the longest sequence, in tokens."""
+    return MemoryPlan(
+        weights=_weight_bytes(config, layout, kv, parallel, dtype),
+        pages=kv.num_pages * layout.page_bytes,
+        sequences=engine.max_num_seqs * layout.seq_slot_bytes,
+        snapshots=kv.snapshots_for(engine.max_num_seqs) * snapshot_bytes(layout),
+        step_peak=step_peak_bytes(
+            config, dtype, num_tokens=min(engine.max_num_batched_tokens, max_model_len), context=max_model_len
+        ),
+        host_tier=kv.host_memory_bytes,
+    )
+
+
+def step_peak_bytes(config: ModelConfig, dtype: torch.dtype, *, num_tokens: int, context: int) -> int:
+    """Largest sum of temporaries of a step of `num_tokens` tokens that ends at `context` tokens of a sequence."""
+    size = dtype.itemsize
+    streams = config.hc_mult * config.hidden_size
+    queries = config.num_attention_heads * config.head_dim
+    alive = num_tokens * size * (2 * streams + config.hidden_size)
+    attention = num_tokens * size * (queries + config.q_lora_rank + config.head_dim)
+    phases = (
+        attention + _indexer_bytes(config, size, num_tokens, context),
+        _expert_bytes(config, size, num_tokens),
+        3 * min(LOGITS_TILE_BYTES, num_tokens * config.vocab_size * _FP32),
+    )
+    return alive + max(phases)
+
+
+def memory_of(device: torch.device) -> int:
+    """Memory of a device in bytes: the GPU's, or the machine's for the CPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _indexer_bytes(config: ModelConfig, size: int, num_tokens: int, context: int) -> int:
+    num_keys = context // 4
+    queries = num_tokens * config.index_n_heads * config.index_head_dim * size
+    keys = num_keys * config.index_head_dim * (size + _FP32)
+    return queries + keys + min(_TILE_BYTES, num_tokens * config.index_n_heads * num_keys * _FP32)
+
+
+def _expert_bytes(config: ModelConfig, size: int, num_tokens: int) -> int:
+    num_pairs = num_tokens * config.num_experts_per_tok
+    rows = config.hidden_size * (2 * size + 2 * _FP32)  # inputs, outputs; the latter in fp32, and again by pair
+    return num_pairs * (rows + 3 * config.moe_intermediate_size * size)
+
+
+def _weight_bytes(
+    config: ModelConfig, layout: KVLayout, kv: KVConfig, parallel: ParallelState, dtype: torch.dtype
+) -> int:
+    """Of the modules as they will be built, without their memory."""
+    meta = torch.device("meta")
+    modules: list[torch.nn.Module] = [
+        Transformer(
+            config, parallel, dtype=dtype, device=meta, kv_cache_dtype=kv.kv_cache_dtype, indexer_dtype=kv.indexer_dtype
+        )
+    ]
+    if any(layer.is_mtp for layer in layout.layers):
+        modules.append(MTPModule(config, parallel, dtype=dtype, device=meta, kv_cache_dtype=kv.kv_cache_dtype))
+    return sum(p.numel() * p.element_size() for module in modules for p in module.parameters())

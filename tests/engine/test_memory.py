@@ -1,0 +1,114 @@
+"""MemoryPlan: equal to what is allocated, bounded in the length of the prompt, and a refusal with the numbers."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from dsv4_cluster.config.engine_config import EngineConfig
+from dsv4_cluster.config.kv_config import KVConfig
+from dsv4_cluster.config.speculation_config import SpeculationConfig
+from dsv4_cluster.engine.core import EngineCore
+from dsv4_cluster.engine.loader import load_model
+from dsv4_cluster.engine.memory import step_peak_bytes
+from dsv4_cluster.errors import ConfigError
+from dsv4_cluster.parallel.state import ParallelState
+from dsv4_cluster.tools.presets import preset_config
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("num_drafts", [0, 2])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+def test_the_plan_equals_what_is_loaded_and_allocated(num_drafts, kv_cache_dtype, toy_dir):
+    engine, kv = EngineConfig(max_num_seqs=3), KVConfig(num_pages=5, kv_cache_dtype=kv_cache_dtype)
+
+    loaded = load_model(toy_dir, engine, kv, SpeculationConfig(num_draft_tokens=num_drafts), ParallelState())
+    core = EngineCore(loaded, engine, kv, SpeculationConfig(num_draft_tokens=num_drafts))
+
+    plan = loaded.plan
+    modules = [loaded.model] if loaded.mtp is None else [loaded.model, loaded.mtp]
+    assert plan.weights == sum(p.numel() * p.element_size() for module in modules for p in module.parameters())
+    assert plan.pages + plan.sequences == loaded.pools.num_bytes
+    assert plan.snapshots == core._residency._snapshots.num_bytes > 0
+    assert plan.device_total == plan.weights + plan.pages + plan.sequences + plan.snapshots + plan.step_peak
+
+
+def test_a_config_that_cannot_fit_is_refused_with_the_numbers(toy_dir):
+    engine = EngineConfig(memory_limit_bytes=50_000_000)
+
+    with pytest.raises(ConfigError, match=r"needs [\d,.]+ MB, 50\.0 MB are there: weights .* step_peak .*num_pages"):
+        load_model(toy_dir, engine, KVConfig(num_pages=400), SpeculationConfig(), ParallelState())
+
+
+def test_host_memory_counts_on_a_cpu_and_is_refused_beyond_the_machine(toy_dir):
+    plan = load_model(toy_dir, EngineConfig(), KVConfig(num_pages=1), SpeculationConfig(), ParallelState()).plan
+    plan = replace(plan, host_tier=10**9)
+
+    plan.check(device_bytes=plan.device_total, host_bytes=10**9, is_shared=False)
+    with pytest.raises(ConfigError, match=r"host_tier 1,000\.0"):
+        plan.check(device_bytes=plan.device_total, host_bytes=10**9, is_shared=True)
+    with pytest.raises(ConfigError, match="host_memory_bytes is 1,000,000,000, the host has 7"):
+        plan.check(device_bytes=plan.device_total, host_bytes=7, is_shared=False)
+
+
+@pytest.mark.parametrize("preset", ["toy", "flash", "pro"])
+def test_a_longer_prompt_adds_only_its_indexer_keys_to_the_peak(preset):
+    config = preset_config(preset)
+
+    def peak(context: int) -> int:
+        return step_peak_bytes(config, torch.bfloat16, num_tokens=2048, context=context)
+
+    assert peak(1 << 20) - peak(1 << 17) <= ((1 << 20) - (1 << 17)) // 4 * config.index_head_dim * 6
+
+
+MEASURE = """
+import json, sys, torch
+from dsv4_cluster.offline import LLM, SamplingParams
+
+def memory():
+    lines = [line.split() for line in open("/proc/self/status")]
+    return {line[0][:-1]: int(line[1]) * 1024 for line in lines if line[0] in ("VmRSS:", "VmHWM:")}
+
+torch.set_num_threads(1)
+num_tokens = int(sys.argv[2])
+llm = LLM(sys.argv[1], num_pages=num_tokens // 256 + 1, max_num_seqs=1)
+greedy = SamplingParams(max_tokens=1, temperature=0)
+llm.generate(prompt_token_ids=[5, 6, 7], sampling_params=greedy)
+prompt = torch.randint(16, 500, (num_tokens,), generator=torch.Generator().manual_seed(0)).tolist()
+with open("/proc/self/clear_refs", "w") as file:
+    file.write("5")  # the high-water mark starts again from here
+before = memory()["VmRSS"]
+output = llm.generate(prompt_token_ids=prompt, sampling_params=greedy)[0]
+plan = llm.engine.memory_plan
+print(json.dumps({
+    "measured": memory()["VmHWM"] - before,
+    "planned": plan.step_peak + plan.snapshots,
+    "num_generated": len(output.token_ids),
+}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_prompt_of_131072_tokens_runs_within_15_percent_of_the_plan(toy_dir):
+    """The rings and pages are part of the loaded engine's baseline; snapshots are first touched when they are taken.
+
+    glibc is told to give large blocks back at once: the plan counts what the engine asks for, not what malloc keeps.
+    """
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "kernels")]),
+        "OMP_NUM_THREADS": "1",
+        "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
+    }
+    command = [sys.executable, "-c", MEASURE, str(toy_dir), str(131_072)]
+    result = json.loads(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
+
+    assert result["num_generated"] == 1
+    assert abs(result["planned"] - result["measured"]) <= 0.15 * result["measured"], result
