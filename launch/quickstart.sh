@@ -58,7 +58,7 @@ install_dsv4
 # Ray keeps its sockets and logs here. The path is short because Unix socket names must stay below 108 bytes.
 ray_dir=$(mktemp -d /tmp/dsv4.XXXXXX)
 export RAY_TMPDIR=$ray_dir
-say "starting Ray and the cluster (log: $LOG)"
+say "starting Ray and the cluster (log: $LOG; while it runs, one per process in $ray_dir/ray/session_latest/logs)"
 set -m # a process group of its own: Ctrl-C reaches this script alone, which then ends the rest in order
 .venv/bin/serve run "$CONFIG" >"$LOG" 2>&1 &
 serve_pid=$!

@@ -56,6 +56,7 @@ def serve(config: ConfigArgument) -> None:
         _require_free_port(raw, config)
         from dsv4_cluster.serve.runner import run_until_signal
 
+        print(f"logs of every process, while it runs: {ray_dir}/ray/session_latest/logs")
         run_until_signal(config, raw, cluster, say=print)
 
 
