@@ -166,13 +166,16 @@ class LLM:
         max_num_batched_tokens: int = 2048,
         max_model_len: int | None = None,
         num_pages: int = 256,
+        prefix_cache: bool = True,
+        host_memory_bytes: int = 0,
         num_draft_tokens: int | Literal["auto"] = 0,
         device: str = "cpu",
     ) -> None:
         """Load a checkpoint directory.
 
         num_draft_tokens: tokens that the MTP layer drafts per step, 0 to 4, or "auto" to follow acceptance and load;
-        answers are those of plain decoding. num_pages: cache size in pages of 256 tokens.
+        answers are those of plain decoding. num_pages: cache size in pages of 256 tokens. prefix_cache: resume prompts
+        from earlier ones, exactly. host_memory_bytes: room for what falls out of the pages.
         dtype auto: bfloat16, but float32 on a CPU without fast bf16 (AVX-512 BF16 and a C compiler).
         Raises: CheckpointError, ConfigError, pydantic.ValidationError on values out of range.
         """
@@ -184,7 +187,13 @@ class LLM:
             max_model_len=max_model_len,
             num_threads=torch.get_num_threads(),
         )
-        kv = KVConfig(kv_cache_dtype=kv_cache_dtype, indexer_dtype=indexer_dtype, num_pages=num_pages)
+        kv = KVConfig(
+            kv_cache_dtype=kv_cache_dtype,
+            indexer_dtype=indexer_dtype,
+            num_pages=num_pages,
+            prefix_cache=prefix_cache,
+            host_memory_bytes=host_memory_bytes,
+        )
         speculation = SpeculationConfig(num_draft_tokens=num_draft_tokens)
         self.engine = EngineCore.from_checkpoint(model_dir, engine, kv, speculation)
         self._model_dir, self._kv, self._chunk_tokens = model_dir, kv, max_num_batched_tokens

@@ -214,6 +214,20 @@ def test_without_the_cache_nothing_is_kept(make_engine, ask):
     assert engine.stats().prefix_cache == PrefixCacheStats()
 
 
+@pytest.mark.parametrize("num_drafts", [1, 3])
+def test_with_drafts_a_resumed_answer_is_that_of_plain_decoding(num_drafts, make_engine, ask):
+    first = random_tokens(200, 1)
+    engine = make_engine(num_draft_tokens=num_drafts)
+    answer = ask(engine, first, max_tokens=80)
+    prompt = [*first, *answer.token_ids, *random_tokens(30, 2)]
+
+    warm = ask(engine, prompt, max_tokens=20)
+
+    assert warm.chunks[0].num_cached_tokens == 256  # drafts stepped over the boundary within the answer
+    assert sum(chunk.num_drafted for chunk in warm.chunks) > 0
+    assert warm.token_ids == ask(make_engine(prefix_cache=False), prompt, max_tokens=20).token_ids
+
+
 turns = st.tuples(
     st.integers(0, 2),  # conversation
     st.integers(1, 300),  # tokens the user adds
