@@ -65,7 +65,8 @@ class Checkpoint:
         if is_dspark and mtp_names:
             logger.warning("%s: mtp.* is a DSpark drafter, not an MTP module; it is ignored", directory)
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith("mtp.")}
-        has_mtp = config.has_mtp and not is_dspark and bool(mtp_names)
+        # Only the official format has an MTP module; beside other names its tensors are extra.
+        has_mtp = config.has_mtp and not is_dspark and bool(mtp_names) and place is official_placement
         specs = inventory(config, include_mtp=has_mtp)
         return cls(config, shards, _match(specs.values(), tensors, place), has_mtp=has_mtp)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -138,3 +139,14 @@ def test_link_to_itself_is_refused(official_copy, file_name):
     os.symlink(path, path)
 
     assert path.name in refuse(official_copy)
+
+
+def test_mtp_tensor_beside_the_newer_names_is_extra(transformers_dir, tmp_path):
+    directory = Path(shutil.copytree(transformers_dir, tmp_path / "copy"))
+    entry = {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}
+    write_shard(directory / "mtp.safetensors", json.dumps({"mtp.0.norm.weight": entry}).encode(), bytes(2))
+    index = json.loads((directory / INDEX_FILE).read_text())
+    index["weight_map"]["mtp.0.norm.weight"] = "mtp.safetensors"
+    (directory / INDEX_FILE).write_text(json.dumps(index))
+
+    assert "extra tensor mtp.0.norm.weight" in refuse(directory)
