@@ -6,6 +6,9 @@
 #include "gemm.h"
 
 #include <omp.h>
+#include <sys/mman.h>
+
+enum { AHEAD_BYTES = 1024 }; /* how far weights are fetched ahead: decode waits for memory, not for products */
 
 INLINE void tile(const int dtype, const int MR, const int NR, const void *x, long ldx, const void *w, long k_size,
                  void *out, long ldo, const int out_dtype) {
@@ -15,8 +18,11 @@ INLINE void tile(const int dtype, const int MR, const int NR, const void *x, lon
         const uint16_t *xs = x, *ws = w;
         for (long k = 0; k < k_size; k += 2) {
             __m512bh b[8];
-            UNROLL for (int j = 0; j < NR; j++)
-                b[j] = (__m512bh)_mm512_loadu_si512(ws + j * k_size * LANES + k * LANES);
+            UNROLL for (int j = 0; j < NR; j++) {
+                const uint16_t *at = ws + j * k_size * LANES + k * LANES;
+                if (MR > 1) _mm_prefetch((bytes_t)at + AHEAD_BYTES, _MM_HINT_T0);
+                b[j] = (__m512bh)_mm512_loadu_si512(at);
+            }
             UNROLL for (int i = 0; i < MR; i++) {
                 __m512bh a = (__m512bh)_mm512_set1_epi32(*(const int *)(xs + i * ldx + k));
                 UNROLL for (int j = 0; j < NR; j++) acc[i][j] = _mm512_dpbf16_ps(acc[i][j], a, b[j]);
@@ -95,4 +101,10 @@ EXPORT void dsv4_grouped_gemm(int dtype, const void *x, long m, const void *w, l
     for (long g = 0; g < groups; g++)
         dsv4_gemm(dtype, (bytes_t)x + g * k * size_of(dtype), groups * k, m, (bytes_t)w + g * n * k * size_of(dtype), n, k,
                   (char *)out + g * n * size_of(dtype), groups * n, dtype);
+}
+
+/* Ask for 2 MiB pages before memory is first written: a step walks through all weights, and 4 KiB pages overflow the TLB. */
+EXPORT void dsv4_advise_huge(void *memory, long num_bytes) {
+    uintptr_t page = 2 << 20, first = ((uintptr_t)memory + page - 1) / page * page, end = (uintptr_t)memory + num_bytes;
+    if (end > first + page) madvise((void *)first, (end - first) / page * page, MADV_HUGEPAGE);
 }

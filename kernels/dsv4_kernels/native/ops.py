@@ -23,8 +23,12 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     """
     *batch, n, k = weight.shape
     if weight.dtype == torch.bfloat16:
-        return weight.view(*batch, n // LANES, LANES, k // 2, 2).transpose(-3, -2).contiguous()
-    return weight.view(*batch, n // LANES, LANES, k).transpose(-2, -1).contiguous()
+        interleaved = weight.view(*batch, n // LANES, LANES, k // 2, 2).transpose(-3, -2)
+    else:
+        interleaved = weight.view(*batch, n // LANES, LANES, k).transpose(-2, -1)
+    packed = torch.empty(interleaved.shape, dtype=weight.dtype)
+    _library().dsv4_advise_huge(packed.data_ptr(), packed.numel() * packed.itemsize)
+    return packed.copy_(interleaved)
 
 
 def can_pack(weight: torch.Tensor) -> bool:
