@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from dsv4_kernels.dispatch import UnknownImplementationError, choose
+from dsv4_kernels.native.library import is_available
 from dsv4_kernels.norm import rms_norm
 
 CPU = torch.device("cpu")
@@ -13,6 +14,15 @@ CPU = torch.device("cpu")
 def test_every_op_has_a_reference(op):
     assert choose(op, CPU, torch.float32, "reference") == "reference"
     assert choose(op, CPU, torch.float64) == "reference"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_c_kernels_are_chosen_exactly_where_they_can_run(dtype):
+    expected = "native" if is_available(CPU, dtype) else "reference"
+
+    assert choose("norm", CPU, dtype) == expected
+    assert not is_available(torch.device("meta"), dtype)
+    assert choose("norm", torch.device("meta"), dtype) == "reference"
 
 
 def test_unknown_implementation_lists_what_exists():
