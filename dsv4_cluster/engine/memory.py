@@ -2,14 +2,16 @@
 
 The peak is that of the longest step: `max_num_batched_tokens` tokens at the end of a prompt of `max_model_len`. It
 counts what is asked for at the same time; an allocator may keep more. Tiled products use fixed budgets, so a longer
-prompt adds only what grows with it: the gathered indexer keys. The phases of a layer follow each other, so the largest
-one counts, on top of what is alive through all of them.
+prompt adds only what grows with it: gathered keys and, in the torch attention, entries. The phases of a layer follow
+each other, so the largest one counts, on top of what is alive through all of them.
 
-| phase   | alive besides the residual streams, the sub-layer's input and the queries                        |
-|---------|--------------------------------------------------------------------------------------------------|
-| indexer | its queries, all keys of the prompt as stored and in fp32, one tile of fp32 logits                |
-| experts | one row per token and chosen expert: inputs, gate, up, hidden, outputs, outputs by pair in fp32   |
-| logits  | one tile of fp32 logits with its log-softmax, for prompt log-probabilities                        |
+| phase     | alive besides the residual streams, the sub-layer's input and the queries                         |
+|-----------|---------------------------------------------------------------------------------------------------|
+| indexer   | its queries, all keys of the prompt, one tile of scores with the integers they are selected by; in |
+|           | torch also the keys in fp32, and one tile of logits per head instead where that is more           |
+| attention | in torch: all entries as stored and in fp32, two tiles of logits; in C: lists of window rows       |
+| experts   | a row per token and chosen expert: inputs, hidden, fp32 outputs; in torch gate, up and sums too    |
+| logits    | one tile of fp32 logits with its log-softmax, for prompt log-probabilities                         |
 """
 
 import os
@@ -27,8 +29,11 @@ from dsv4_cluster.kv.snapshot_pool import snapshot_bytes
 from dsv4_cluster.model.mtp import MTPModule
 from dsv4_cluster.model.transformer import Transformer
 from dsv4_cluster.parallel.state import ParallelState
+from dsv4_kernels.dispatch import choose
 
-_TILE_BYTES = 4 << 24  # fp32 values that a tiled product of the kernels holds at once
+_TILE_VALUES = 1 << 24  # fp32 values that a tiled product of the kernels holds at once
+_TILE_ROWS = 128  # most queries of a tile in the torch attention
+_SELECT_BYTES = 29  # per score while the top k are found: fp32, three int64, one bool
 _FP32 = 4
 
 
@@ -82,28 +87,37 @@ def plan_memory(
     max_model_len: int,
 ) -> MemoryPlan:
     """Count, without allocating. dtype: of weights and activations. max_model_len: the longest sequence, in tokens."""
+    is_native = choose("indexer", torch.device(engine.device), dtype) == "native"
     return MemoryPlan(
         weights=_weight_bytes(config, layout, kv, parallel, dtype),
         pages=kv.num_pages * layout.page_bytes,
         sequences=engine.max_num_seqs * layout.seq_slot_bytes,
         snapshots=kv.snapshots_for(engine.max_num_seqs) * snapshot_bytes(layout),
         step_peak=step_peak_bytes(
-            config, dtype, num_tokens=min(engine.max_num_batched_tokens, max_model_len), context=max_model_len
+            config,
+            dtype,
+            num_tokens=min(engine.max_num_batched_tokens, max_model_len),
+            context=max_model_len,
+            is_native=is_native,
         ),
         host_tier=kv.host_memory_bytes,
     )
 
 
-def step_peak_bytes(config: ModelConfig, dtype: torch.dtype, *, num_tokens: int, context: int) -> int:
-    """Largest sum of temporaries of a step of `num_tokens` tokens that ends at `context` tokens of a sequence."""
+def step_peak_bytes(config: ModelConfig, dtype: torch.dtype, *, num_tokens: int, context: int, is_native: bool) -> int:
+    """Largest sum of temporaries of a step of `num_tokens` tokens that ends at `context` tokens of a sequence.
+
+    is_native: the C kernels run, not the torch ones.
+    """
     size = dtype.itemsize
     streams = config.hc_mult * config.hidden_size
     queries = config.num_attention_heads * config.head_dim
     alive = num_tokens * size * (2 * streams + config.hidden_size)
     attention = num_tokens * size * (queries + config.q_lora_rank + config.head_dim)
     phases = (
-        attention + _indexer_bytes(config, size, num_tokens, context),
-        _expert_bytes(config, size, num_tokens),
+        attention + _indexer_bytes(config, size, num_tokens, context, is_native),
+        attention + _attention_bytes(config, size, num_tokens, context, is_native),
+        _expert_bytes(config, size, num_tokens, is_native),
         3 * min(LOGITS_TILE_BYTES, num_tokens * config.vocab_size * _FP32),
     )
     return alive + max(phases)
@@ -116,17 +130,35 @@ def memory_of(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _indexer_bytes(config: ModelConfig, size: int, num_tokens: int, context: int) -> int:
+def _indexer_bytes(config: ModelConfig, size: int, num_tokens: int, context: int, is_native: bool) -> int:
     num_keys = context // 4
     queries = num_tokens * config.index_n_heads * config.index_head_dim * size
-    keys = num_keys * config.index_head_dim * (size + _FP32)
-    return queries + keys + min(_TILE_BYTES, num_tokens * config.index_n_heads * num_keys * _FP32)
+    tile = max(1, min(num_tokens, _TILE_VALUES // max(1, config.index_n_heads * num_keys)))  # queries
+    selection = tile * num_keys * _SELECT_BYTES
+    keys = num_keys * config.index_head_dim * size
+    if is_native:
+        return queries + keys + selection
+    wide_keys = num_keys * config.index_head_dim * _FP32 if size < _FP32 else 0
+    return queries + keys + wide_keys + max(selection, tile * config.index_n_heads * num_keys * _FP32)
 
 
-def _expert_bytes(config: ModelConfig, size: int, num_tokens: int) -> int:
+def _attention_bytes(config: ModelConfig, size: int, num_tokens: int, context: int, is_native: bool) -> int:
+    out = num_tokens * config.num_attention_heads * config.head_dim * size
+    if is_native:
+        return out + num_tokens * (config.sliding_window + 16 + config.index_topk) * 8  # int64 rows to look at
+    num_entries = context // 4
+    entries = num_entries * config.head_dim * (size + (_FP32 if size < _FP32 else 0))
+    width = config.num_attention_heads * (config.sliding_window + _TILE_ROWS + num_entries)
+    tile = max(1, min(_TILE_ROWS, num_tokens, _TILE_VALUES // width))
+    return out + entries + 2 * tile * width * _FP32
+
+
+def _expert_bytes(config: ModelConfig, size: int, num_tokens: int, is_native: bool) -> int:
     num_pairs = num_tokens * config.num_experts_per_tok
-    rows = config.hidden_size * (2 * size + 2 * _FP32)  # inputs, outputs; the latter in fp32, and again by pair
-    return num_pairs * (rows + 3 * config.moe_intermediate_size * size)
+    if is_native:
+        return num_pairs * (config.hidden_size * (size + _FP32) + config.moe_intermediate_size * size)
+    # In torch: inputs and outputs, the latter in fp32 and again by pair; gate, up and hidden.
+    return num_pairs * (config.hidden_size * (2 * size + 2 * _FP32) + 3 * config.moe_intermediate_size * size)
 
 
 def _weight_bytes(
