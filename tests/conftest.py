@@ -4,9 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from dsv4_cluster.tools.make_checkpoint import make_checkpoint
 
+torch.set_num_threads(1)  # toy matrices are too small for more, and the suite shares its cores with what it starts
 MakeCheckpoint = Callable[[str, str], Path]
 
 

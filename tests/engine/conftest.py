@@ -41,7 +41,6 @@ class Answer:
 
 @pytest.fixture(scope="session")
 def toy_model(toy_dir) -> LoadedModel:
-    torch.set_num_threads(1)  # toy matrices are too small for more, and the suite shares its cores
     return load_model(
         toy_dir, EngineConfig(dtype="float32"), KVConfig(num_pages=1), SpeculationConfig(), ParallelState()
     )
@@ -49,7 +48,6 @@ def toy_model(toy_dir) -> LoadedModel:
 
 @pytest.fixture(scope="session")
 def toy_model_mtp(toy_dir) -> LoadedModel:
-    torch.set_num_threads(1)
     speculation = SpeculationConfig(num_draft_tokens=1)
     return load_model(toy_dir, EngineConfig(dtype="float32"), KVConfig(num_pages=1), speculation, ParallelState())
 

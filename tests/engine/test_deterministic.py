@@ -84,3 +84,16 @@ def test_export_and_import_give_the_same_bits_as_local(length, start, ask, run, 
     tokens, logprobs, _ = alone(start, ask, run, length)
     assert [*first.token_ids, *rest.token_ids] == tokens
     assert [*first.logprobs, *rest.logprobs] == logprobs
+
+
+def test_a_prefix_computed_for_another_prompt_gives_the_same_bits_as_cold(start, make_request, run):
+    prompt = make_request("x", 300).prompt_token_ids
+    fields = {"max_tokens": NUM_TOKENS, "logprobs": 5, "prompt_logprobs": None}
+    cold = run(start(), make_request("cold", list(prompt), **fields))["cold"]
+    engine = start(max_num_batched_tokens=96)
+    run(engine, make_request("other", [*prompt[:270], *range(20, 90)], **fields))
+
+    warm = run(engine, make_request("warm", list(prompt), **fields))["warm"]
+
+    assert warm.chunks[0].num_cached_tokens >= 128
+    assert said(warm) == said(cold)
