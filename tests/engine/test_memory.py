@@ -101,7 +101,7 @@ print(json.dumps({
 def test_a_prompt_of_131072_tokens_runs_within_15_percent_of_the_plan(toy_dir):
     """The rings and pages are part of the loaded engine's baseline; snapshots are first touched when they are taken.
 
-    glibc is told to keep its initial threshold, above which freed blocks go back at once, instead of raising it to 32 MiB
+    glibc is told to keep its initial threshold, above which freed blocks go back at once, and not to raise it to 32 MiB
     as the process runs: the plan counts what the engine asks for, not what malloc keeps.
     """
     environment = {
