@@ -29,8 +29,8 @@ def check_deterministic(config: EngineConfig, model: Transformer, dtype: torch.d
     if not is_native:
         if config.deterministic:
             raise ConfigError(
-                "engine.deterministic is true, but it needs the native CPU kernels (device cpu, a processor with "
-                "AVX-512 BF16 and a C compiler): leave it out here"
+                "engine.deterministic is true, but it needs the native CPU kernels (device cpu, dtype bfloat16, a "
+                "processor with AVX-512 BF16 and a C compiler): leave it out here"
             )
         return
     if config.deterministic is False or _rows_are_independent(model, dtype):

@@ -22,7 +22,7 @@ LENGTHS = (1, 3, 5, 40, 127, 128, 130, 300)
 NUM_TOKENS = 12
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=["bfloat16"])
 def loaded(request, toy_dir):
     engine = EngineConfig(dtype=request.param, deterministic=True)
     return load_model(toy_dir, engine, KVConfig(num_pages=1), SpeculationConfig(), ParallelState())

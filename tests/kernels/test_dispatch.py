@@ -16,13 +16,16 @@ def test_every_op_has_a_reference(op):
     assert choose(op, CPU, torch.float64) == "reference"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_c_kernels_are_chosen_exactly_where_they_can_run(dtype):
-    expected = "native" if is_available(CPU, dtype) else "reference"
+def test_the_c_kernels_are_chosen_for_bf16_exactly_where_they_can_run():
+    expected = "native" if is_available(CPU, torch.bfloat16) else "reference"
 
-    assert choose("norm", CPU, dtype) == expected
-    assert not is_available(torch.device("meta"), dtype)
-    assert choose("norm", torch.device("meta"), dtype) == "reference"
+    assert choose("norm", CPU, torch.bfloat16) == choose("moe", CPU, torch.float32) == expected
+    assert choose("norm", torch.device("meta"), torch.bfloat16) == "reference"
+
+
+@pytest.mark.parametrize("op", ["attention", "gemm", "indexer", "mhc", "norm", "rope"])
+def test_fp32_activations_go_to_the_references(op):
+    assert choose(op, CPU, torch.float32) == "reference"
 
 
 def test_unknown_implementation_lists_what_exists():
