@@ -12,6 +12,7 @@ from starlette.responses import Response
 from dsv4_cluster.errors import InvalidRequestError
 from dsv4_cluster.frontend import fields
 from dsv4_cluster.frontend.body import parse_object, read_body
+from dsv4_cluster.frontend.caller import Caller
 from dsv4_cluster.frontend.error_body import FieldError
 from dsv4_cluster.frontend.generation import Backend, copy_chunks
 from dsv4_cluster.frontend.merge import merged
@@ -42,7 +43,7 @@ async def chat_completions(request: Request, backend: Backend) -> Response:
     body = await read_body(request, backend.config.max_body_bytes)
     job = await backend.off_loop(lambda: _prepare(body, backend))
     response_id = request.state.request_id.replace("req-", "chatcmpl-", 1)
-    answer = _Answer(job, _generation_requests(job, response_id, backend), response_id, backend)
+    answer = _Answer(job, _generation_requests(job, response_id, backend, request.state.caller), response_id, backend)
     if job.prompt.is_stream:
         return await EventStream.open(request.receive, sse_frames(answer.stream(), request.state.request_id))
     text = await while_connected(request.receive, answer.whole())
@@ -73,7 +74,9 @@ def _check_structured(spec: StructuredSpec, sampling: SamplingFields) -> None:
         raise FieldError(err.message, param=param) from err
 
 
-def _generation_requests(job: _ChatJob, request_id: str, backend: Backend) -> tuple[GenerationRequest, ...]:
+def _generation_requests(
+    job: _ChatJob, request_id: str, backend: Backend, caller: Caller
+) -> tuple[GenerationRequest, ...]:
     """One request per choice. top_k, min_p and penalties hold while thinking too; temperature is the official one."""
     prompt = job.prompt
     request = GenerationRequest(
@@ -91,6 +94,7 @@ def _generation_requests(job: _ChatJob, request_id: str, backend: Backend) -> tu
         structured=prompt.structured,
         thinking=prompt.is_thinking,
         thinking_budget=job.thinking_budget,
+        **caller.labels(),
     )
     return copies(request, job.sampling.n)
 

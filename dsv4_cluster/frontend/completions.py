@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dsv4_cluster.frontend.body import parse_object, read_body
+from dsv4_cluster.frontend.caller import Caller
 from dsv4_cluster.frontend.completion_body import CompletionJob, parse_completion
 from dsv4_cluster.frontend.generation import Backend, copy_chunks
 from dsv4_cluster.frontend.merge import merged
@@ -30,7 +31,7 @@ async def completions(request: Request, backend: Backend) -> Response:
     job = await backend.off_loop(
         lambda: parse_completion(parse_object(body), backend.codec, context_limit=backend.max_model_len)
     )
-    answer = _Answer(job, request.state.request_id.replace("req-", "cmpl-", 1), backend)
+    answer = _Answer(job, request.state.request_id.replace("req-", "cmpl-", 1), backend, request.state.caller)
     if job.is_stream:
         return await EventStream.open(request.receive, sse_frames(answer.stream(), request.state.request_id))
     text = await while_connected(request.receive, answer.whole())
@@ -55,8 +56,9 @@ class _Choice:
 class _Answer:
     """All prompts of one request, n answers each, generated at the same time. Choice i answers prompt i // n."""
 
-    def __init__(self, job: CompletionJob, response_id: str, backend: Backend) -> None:
+    def __init__(self, job: CompletionJob, response_id: str, backend: Backend, caller: Caller) -> None:
         self._job = job
+        self._caller = caller
         self._backend = backend
         self._head = {
             "id": response_id,
@@ -129,6 +131,7 @@ class _Answer:
             ),
             stop=job.sampling.stop_params(job.stop_strings, eos_token_id=backend.codec.text.eos_token_id),
             model=backend.codec.models.canonical,
+            **self._caller.labels(),
         )
         return copies(request, job.sampling.n)
 

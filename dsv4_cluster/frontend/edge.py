@@ -4,6 +4,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dsv4_cluster.errors import OverloadedError
+from dsv4_cluster.frontend.caller import ANONYMOUS
 from dsv4_cluster.frontend.error_body import error_response
 from dsv4_cluster.ids import new_request_id
 
@@ -11,7 +12,7 @@ REQUEST_ID_HEADER = "x-request-id"
 
 
 class EdgeMiddleware:
-    """Sets `state.request_id` and the header, and answers 429 to a POST above the bound before its body is read."""
+    """Sets `state.request_id`, `state.caller` and the id's header; a POST above the bound gets 429, its body unread."""
 
     def __init__(self, app: ASGIApp, *, max_in_flight: int) -> None:
         self._app = app
@@ -23,7 +24,9 @@ class EdgeMiddleware:
             await self._app(scope, receive, send)
             return
         request_id = new_request_id()
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        state["caller"] = ANONYMOUS
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
