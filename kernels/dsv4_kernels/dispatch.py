@@ -4,6 +4,9 @@ The implementation name is an argument that comes from the configuration, never 
 """
 
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
 
 import torch
 
@@ -12,7 +15,8 @@ from dsv4_kernels.native.library import is_available
 AUTO = "auto"
 
 # Ops and their implementations, the fastest first; "reference" runs anywhere.
-# "native" are the C kernels: CPU, where they could be built.
+# "native" are the C kernels: CPU, where they could be built. "triton" and "tilelang" are for GPUs of the Hopper class;
+# asked for by name they are handed out anywhere, because the tests interpret and compile them without a GPU.
 _IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "attention": ("native", "reference"),
     "compressor": ("native", "reference"),
@@ -20,7 +24,7 @@ _IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "indexer": ("native", "reference"),
     "mhc": ("native", "reference"),
     "moe": ("native", "reference"),
-    "norm": ("native", "reference"),
+    "norm": ("triton", "native", "reference"),
     "quant": ("reference",),
     "rope": ("native", "reference"),
     "sampling": ("reference",),
@@ -30,6 +34,9 @@ _IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
 # experts and entries where other fp32 programs put them (2,600 tokens of the tiny preset: 0 flips in 4 prompts, 2 in 4
 # with the C kernels). The two ops named here have fp32 inputs in a bf16 model as well.
 _NATIVE_IN_FP32 = frozenset({"compressor", "moe"})
+
+_MODULES = {"reference": "reference", "native": "native", "triton": "triton_impl", "tilelang": "tilelang_impl"}
+_MIN_CAPABILITY = (9, 0)  # FP8 tensor cores on 64-row operands; older GPUs run the references
 
 
 class UnknownImplementationError(ValueError):
@@ -48,8 +55,42 @@ def choose(op: str, device: torch.device, dtype: torch.dtype, impl: str = AUTO) 
     if existing is None:
         raise UnknownImplementationError(f"unknown op {op!r}; there are {', '.join(sorted(_IMPLEMENTATIONS))}")
     if impl == AUTO:
-        is_native = is_available(device, dtype) and (dtype != torch.float32 or op in _NATIVE_IN_FP32)
-        return next(name for name in existing if name != "native" or is_native)
+        return next(name for name in existing if _is_best_here(name, op, device, dtype))
     if impl not in existing:
         raise UnknownImplementationError(f"op {op!r} has no implementation {impl!r}; there are {', '.join(existing)}")
     return impl
+
+
+@cache
+def implementation(op: str, device: torch.device, dtype: torch.dtype, impl: str = AUTO) -> ModuleType:
+    """The chosen implementation's module, imported on first use: GPU compilers are optional packages.
+
+    Arguments and errors as in `choose`; "a.b" is the folder a/b.
+    """
+    return import_module(f"dsv4_kernels.{op}.{_MODULES[choose(op, device, dtype, impl)]}")
+
+
+def implementations() -> dict[str, tuple[str, ...]]:
+    """Names of every op's implementations, the fastest first."""
+    return dict(_IMPLEMENTATIONS)
+
+
+@cache
+def why_not(name: str, device: torch.device) -> str | None:
+    """What is missing to run implementation `name` on `device`; None when it runs."""
+    if name == "reference":
+        return None
+    if name == "native":
+        return None if is_available(device, torch.bfloat16) else "needs an AVX-512 BF16 processor and a C compiler"
+    if find_spec(name) is None:
+        return f"package {name} is not installed"
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return "needs a GPU"
+    capability = torch.cuda.get_device_capability(device)
+    return None if capability >= _MIN_CAPABILITY else f"needs compute capability {_MIN_CAPABILITY}, found {capability}"
+
+
+def _is_best_here(name: str, op: str, device: torch.device, dtype: torch.dtype) -> bool:
+    if name == "native":
+        return is_available(device, dtype) and (dtype != torch.float32 or op in _NATIVE_IN_FP32)
+    return why_not(name, device) is None

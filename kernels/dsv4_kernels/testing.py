@@ -24,3 +24,32 @@ def max_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     if actual.numel() == 0:
         return 0.0
     return float((actual.double() - expected.double()).nan_to_num().abs().max())
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Largest relative error of one rounding to nearest in `dtype`."""
+    return torch.finfo(dtype).eps / 2
+
+
+def assert_within(actual: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor | float) -> None:
+    """Every element within its own derived bound of a reference in higher precision; NaN only where expected.
+
+    actual: [...]. expected: [...] fp64. bound: absolute, a number or broadcast to [...].
+    """
+    assert actual.shape == expected.shape, f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
+    error = (actual.double() - expected).abs()
+    wrong = ~((error <= bound) | (actual.isnan() & expected.isnan()) | (actual.double() == expected))
+    if wrong.any():
+        at = tuple(int(i) for i in wrong.nonzero()[0])
+        limit = torch.as_tensor(bound).expand_as(expected)[at]
+        raise AssertionError(
+            f"{int(wrong.sum())} of {wrong.numel()} outside their bound; first at {at}: {float(actual[at])}, "
+            f"expected {float(expected[at])} within {float(limit)}"
+        )
+
+
+def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """|actual - expected| / |expected| in the Euclidean norm, in fp64; 0 for empty tensors, NaN stays NaN."""
+    norm = float(expected.double().norm())
+    error = float((actual.double() - expected.double()).norm())
+    return error / norm if norm else error

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from dsv4_kernels.dispatch import UnknownImplementationError, choose
+from dsv4_kernels.__main__ import table
+from dsv4_kernels.dispatch import UnknownImplementationError, choose, implementation, implementations, why_not
 from dsv4_kernels.native.library import is_available
 from dsv4_kernels.norm import rms_norm
 
@@ -30,7 +31,7 @@ def test_fp32_activations_go_to_the_references(op):
 
 def test_unknown_implementation_lists_what_exists():
     with pytest.raises(
-        UnknownImplementationError, match="'norm' has no implementation 'magic'; there are native, reference"
+        UnknownImplementationError, match="'norm' has no implementation 'magic'; there are triton, native, reference"
     ):
         choose("norm", CPU, torch.float32, "magic")
 
@@ -46,3 +47,25 @@ def test_an_op_passes_its_implementation_argument_on():
     assert torch.equal(rms_norm(x, None, 1e-6, impl="reference"), rms_norm(x, None, 1e-6))
     with pytest.raises(ValueError, match="magic"):
         rms_norm(x, None, 1e-6, impl="magic")
+
+
+@pytest.mark.parametrize("op", sorted(implementations()))
+def test_gpu_implementations_are_never_chosen_by_themselves_on_a_cpu(op):
+    assert choose(op, CPU, torch.bfloat16) in ("native", "reference")
+    assert choose(op, torch.device("meta"), torch.bfloat16) == "reference"
+
+
+def test_a_gpu_implementation_asked_for_by_name_is_loaded_on_any_machine():
+    assert implementation("norm", CPU, torch.bfloat16, "triton").__name__ == "dsv4_kernels.norm.triton_impl"
+
+
+def test_what_an_implementation_lacks_is_said_in_words():
+    assert why_not("reference", CPU) is None
+    assert why_not("triton", CPU) == "needs a GPU"
+
+
+def test_the_table_names_every_op_and_what_cannot_run():
+    lines = {line.split()[0]: line for line in table(CPU).splitlines()}
+
+    assert set(lines) == {"op", *implementations()}
+    assert "triton needs a GPU" in lines["norm"]

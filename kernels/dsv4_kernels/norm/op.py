@@ -2,18 +2,15 @@
 
 import torch
 
-from dsv4_kernels.dispatch import AUTO, choose
-from dsv4_kernels.norm import native, reference
-
-_IMPLEMENTATIONS = {"reference": reference, "native": native}
+from dsv4_kernels.dispatch import AUTO, implementation
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, *, impl: str = AUTO) -> torch.Tensor:
     """w * x * rsqrt(mean(x^2) + eps) over the last dim, all in fp32, then one cast.
 
     x: [..., dim] float. weight: [dim] fp32, or None for the weightless form. Returns: [..., dim] of x's dtype.
-    Raises: ValueError when the weight does not fit.
+    Batch-invariant: a row's bits do not depend on the rows beside it. Raises: ValueError when the weight does not fit.
     """
     if weight is not None and weight.shape != x.shape[-1:]:
         raise ValueError(f"weight has shape {tuple(weight.shape)}, expected ({x.shape[-1]},)")
-    return _IMPLEMENTATIONS[choose("norm", x.device, x.dtype, impl)].rms_norm(x, weight, eps)
+    return implementation("norm", x.device, x.dtype, impl).rms_norm(x, weight, eps)

@@ -1,0 +1,192 @@
+"""`python -m dsv4_kernels.benchmark`: times the cases of all ops on this machine's GPU.
+
+One CUDA graph holds a run with every input set and is replayed, so that the host's launch gaps and a warm L2 stay out of
+the numbers. The first line measures this machine's own roofs, and every fraction refers to them.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from dsv4_kernels.bench_case import KernelCase
+
+_WARM_ROUNDS = 2
+_MIN_ROUNDS, _MAX_ROUNDS = 5, 50
+_SECONDS_PER_VARIANT = 0.25
+_MICRO = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One timed variant of one case."""
+
+    name: str
+    shape: str
+    variant: str
+    median_us: float
+    low_us: float  # fastest and slowest round
+    high_us: float
+    rate: float  # bytes/s or FLOP/s, by the case's roof
+    fraction: float  # of the roof; for "microseconds" target / time
+    verdict: str  # "stretch", "target", "below"
+    roof: str
+
+
+def find_cases(wanted: Sequence[str] = ()) -> list[KernelCase]:
+    """Cases of every `bench.py` below this package whose name contains one of the words; all without words."""
+    root = Path(__file__).parent
+    modules = sorted(".".join(path.relative_to(root).with_suffix("").parts) for path in root.rglob("bench.py"))
+    cases = [case for module in modules for case in import_module(f"dsv4_kernels.{module}").cases()]
+    return [case for case in cases if not wanted or any(word in case.name for word in wanted)]
+
+
+def measure_roofs(device: torch.device) -> dict[str, float]:
+    """Bytes/s of a copy, bf16 and FP8 FLOP/s of the library's 8192^3 products, on random data."""
+    size = 8192
+    source = torch.randn(1 << 29, device=device)
+    target = torch.empty_like(source)
+    a, b = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
+    a8, b8 = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
+    one = torch.ones((), device=device)
+    fp8 = lambda: torch._scaled_mm(a8, b8.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)  # noqa: E731
+    flops = 2.0 * size**3
+    return {
+        "bandwidth": 2.0 * source.numel() * 4 / _median_seconds([lambda: target.copy_(source)]),
+        "bf16": flops / _median_seconds([lambda: a @ b]),
+        "fp8": flops / _median_seconds([fp8]),
+    }
+
+
+def run_case(case: KernelCase, roofs: dict[str, float], device: torch.device) -> list[Measurement]:
+    """Time `run` and every variant of one case."""
+    inputs = case.make_inputs(device, torch.Generator(device=device).manual_seed(0))
+    results = []
+    for name, call in {"run": case.run, **case.variants}.items():
+        rounds = _time(call, inputs)
+        middle = median(rounds)
+        rate, fraction = _rate(case, middle, roofs)
+        verdict = "stretch" if _reaches(case, fraction, case.stretch_fraction) else "below"
+        if verdict == "below" and _reaches(case, fraction, case.target_fraction):
+            verdict = "target"
+        results.append(
+            Measurement(
+                case.name,
+                case.shape,
+                name,
+                middle * _MICRO,
+                min(rounds) * _MICRO,
+                max(rounds) * _MICRO,
+                rate,
+                fraction,
+                verdict,
+                case.roof,
+            )
+        )
+    return results
+
+
+def _rate(case: KernelCase, seconds: float, roofs: dict[str, float]) -> tuple[float, float]:
+    if case.roof == "microseconds":
+        return case.bytes_moved / seconds, case.target_fraction / (seconds * _MICRO)
+    rate = (case.bytes_moved if case.roof == "bandwidth" else case.flops) / seconds
+    return rate, rate / roofs[case.roof]
+
+
+def _reaches(case: KernelCase, fraction: float, limit: float) -> bool:
+    if case.roof == "microseconds":
+        return fraction >= case.target_fraction / limit
+    return fraction >= limit
+
+
+def _time(call: Callable[[Any], Any], inputs: list[Any]) -> list[float]:
+    """Seconds of one run in each round; a round replays the graph of every input set once."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        call(inputs[0])
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    kept = []
+    with torch.cuda.graph(graph):
+        for one in inputs:
+            kept.append(call(one))
+    return [seconds / len(inputs) for seconds in _rounds(graph.replay)]
+
+
+def _rounds(replay: Callable[[], Any]) -> list[float]:
+    for _ in range(_WARM_ROUNDS):
+        replay()
+    first = _seconds(replay)
+    count = int(min(_MAX_ROUNDS, max(_MIN_ROUNDS, _SECONDS_PER_VARIANT / max(first, 1e-6))))
+    return [_seconds(replay) for _ in range(count)]
+
+
+def _median_seconds(calls: list[Callable[[], Any]]) -> float:
+    return median(_rounds(lambda: [call() for call in calls]))
+
+
+def _seconds(replay: Callable[[], Any]) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m dsv4_kernels.benchmark", description=__doc__.splitlines()[0])
+    parser.add_argument("words", nargs="*", help="only cases whose name contains one of these")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    parser.add_argument("--baseline", type=Path, help="earlier JSON file to compare with")
+    options = parser.parse_args(arguments)
+    device = torch.device("cuda")
+    roofs = measure_roofs(device)
+    say(f"{torch.cuda.get_device_name()}: copy {roofs['bandwidth'] / 1e12:.2f} TB/s, "
+        f"bf16 {roofs['bf16'] / 1e12:.0f} and fp8 {roofs['fp8'] / 1e12:.0f} TFLOP/s")  # fmt: skip
+    before = _load_baseline(options.baseline)
+    results: list[Measurement] = []
+    for case in find_cases(options.words):
+        for one in run_case(case, roofs, device):
+            results.append(one)
+            say(format_row(one, before.get((one.name, one.shape, one.variant))))
+        torch.cuda.empty_cache()
+    if options.out:
+        options.out.write_text(json.dumps({"roofs": roofs, "results": [asdict(one) for one in results]}, indent=1))
+    return 0
+
+
+def format_row(one: Measurement, baseline_us: float | None) -> str:
+    """One line of the table; with a baseline the ratio new / old time."""
+    unit = 1e12
+    rate = (
+        f"{one.rate / unit:7.2f} TB/s" if one.roof in ("bandwidth", "microseconds") else f"{one.rate / unit:7.0f} TF/s"
+    )
+    change = f"  {one.median_us / baseline_us:5.2f} x baseline" if baseline_us else ""
+    return (
+        f"{one.name:24} {one.shape:44} {one.variant:28} {one.median_us:10.1f} us "
+        f"[{one.low_us:.1f}, {one.high_us:.1f}] {rate} {one.fraction:6.1%} {one.verdict}{change}"
+    )
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _load_baseline(path: Path | None) -> dict[tuple[str, str, str], float]:
+    if path is None:
+        return {}
+    rows = json.loads(path.read_text())["results"]
+    return {(row["name"], row["shape"], row["variant"]): row["median_us"] for row in rows}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
