@@ -1,7 +1,7 @@
 """`python -m dsv4_kernels.benchmark`: times the cases of all ops on this machine's GPU.
 
-One CUDA graph holds a run with every input set and is replayed, so that the host's launch gaps and a warm L2 stay out of
-the numbers. The first line measures this machine's own roofs, and every fraction refers to them.
+One CUDA graph holds a run with every input set and is replayed, so that the host's launch gaps and a warm L2 stay out
+of the numbers. The first line measures this machine's own roofs, and every fraction refers to them.
 """
 
 import argparse
