@@ -8,7 +8,7 @@ from typing import Any
 
 from dsv4_cluster.frontend.error_body import FieldError
 from dsv4_cluster.frontend.sampling_fields import SamplingFields
-from dsv4_cluster.tokenizer.answer_form import tool_name
+from dsv4_cluster.tokenizer.family import tool_name
 
 _LABELS = {"user": str, "user_id": str, "metadata": dict}  # accepted, no effect on the answer
 _BOTH_HONOURED = frozenset(

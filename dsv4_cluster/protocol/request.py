@@ -40,6 +40,7 @@ class StructuredSpec:
 
     kind: StructuredKind
     schema: str = ""  # JSON schema, pattern, Lark grammar, or the JSON array of tools
+    is_single_call: bool = False  # for tools: the block closes after one call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,8 +69,12 @@ def parse_tools(text: str) -> tuple[Tool, ...]:
     return tools
 
 
-def block_source(tools: tuple[Tool, ...], start: BlockStart, mark: str) -> str:
-    """The Lark grammar of the rest of a tool block. mark: the DSML mark in Lark, such as `<[128825]>`."""
+def block_source(tools: tuple[Tool, ...], start: BlockStart, mark: str, *, is_single_call: bool = False) -> str:
+    """The Lark grammar of the rest of a tool block. mark: the DSML mark in Lark, such as `<[128825]>`.
+
+    is_single_call: the block closes after one call.
+    """
+    further = "" if is_single_call else r'("\n" invoke)* '
     opening = {
         BlockStart.NOTHING: rf'"\n\n<" {mark} "tool_calls>\n"',
         BlockStart.MARK: r'"tool_calls>\n"',
@@ -79,7 +83,7 @@ def block_source(tools: tuple[Tool, ...], start: BlockStart, mark: str) -> str:
     }[start]
     rules = [
         # The lexer is greedy: "\n</" as one string would swallow the "\n<" of a further invoke.
-        rf'start: {opening} invoke ("\n" invoke)* "\n" "</" {mark} "tool_calls>"',
+        rf'start: {opening} invoke {further}"\n" "</" {mark} "tool_calls>"',
         "invoke: " + " | ".join(f"tool_{index}" for index in range(len(tools))),
         RAW_RULE,
     ]

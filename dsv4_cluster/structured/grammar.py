@@ -66,7 +66,8 @@ class CompiledGrammar:
     def _compile(self, start: BlockStart) -> llguidance.LLMatcher:
         if self.is_tool_call:
             mark = f"<[{self.vocabulary.dsml_token_id}]>"
-            text = llguidance.LLMatcher.grammar_from_lark(dsml.block_source(self._tools, start, mark))
+            block = dsml.block_source(self._tools, start, mark, is_single_call=self.spec.is_single_call)
+            text = llguidance.LLMatcher.grammar_from_lark(block)
         else:
             text = source.plain_source(self.spec)
         parser = llguidance.LLMatcher(self.vocabulary.lltokenizer, text, log_level=0, limits=source.LIMITS)

@@ -5,13 +5,13 @@ The constraint keeps all of them.
 """
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import deepseek_recipe as recipe
 
 from dsv4_cluster.errors import InvalidRequestError
 from dsv4_cluster.protocol.request import StructuredKind, StructuredSpec
+from dsv4_cluster.tokenizer.family import ClientSchemas
 
 _KINDS: dict[str, StructuredKind] = {
     "json": "json_schema",
@@ -21,49 +21,43 @@ _KINDS: dict[str, StructuredKind] = {
 }
 
 
-def tool_name(value: object) -> str | None:
-    """The function name in a tool or in a tool choice; None when there is none."""
-    function = value.get("function") if isinstance(value, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    return name if isinstance(name, str) else None
-
-
 def answer_form(
-    conversion: recipe.ConversationRequest, body: Mapping[str, Any], *, is_call_forced: bool
+    constraint: recipe.OutputConstraint | None,
+    parsing: recipe.ParsingOptions,
+    schemas: ClientSchemas,
+    *,
+    is_call_forced: bool,
+    is_single_call: bool = False,
 ) -> StructuredSpec | None:
-    """The constraint of a converted body. is_call_forced: "auto" was converted in place of a forced tool choice.
+    """The constraint of a converted body; a strict schema for the text counts also where the conversion knows of none.
 
+    is_call_forced: a tool call is asked for, whatever the conversion made of it. is_single_call: at most one.
     Raises: InvalidRequestError when a prefix message has begun the answer.
     """
-    constraint = conversion.inference_options.output_constraint
-    if constraint is None:
+    if constraint is None and schemas.response is None:
         return None
-    stage = conversion.parsing_options.thinking_initial_stage
-    if stage == recipe.ThinkingInitialStage.ContentContinuation:
+    kind = "json_schema" if constraint is None else _KINDS[constraint.kind]
+    if parsing.thinking_initial_stage == recipe.ThinkingInitialStage.ContentContinuation:
         raise InvalidRequestError("response_format cannot be combined with a prefix message that begins the content")
-    kind = _KINDS[constraint.kind]
-    if kind == "json_schema":
-        if not constraint.schema:
-            return StructuredSpec(kind="json_object")
-        return StructuredSpec(kind=kind, schema=_response_schema(constraint.schema, body))
-    if kind == "regex":
+    if constraint is None or (kind == "json_schema" and schemas.response is not None):
+        return StructuredSpec(kind="json_schema", schema=_dumps(_closed(schemas.response)))
+    if kind == "json_schema" and not constraint.schema:
+        return StructuredSpec(kind="json_object")
+    if kind in ("json_schema", "regex"):
         return StructuredSpec(kind=kind, schema=constraint.schema)
-    schema = _tool_schemas(constraint.schema, body)
-    return StructuredSpec(kind="tool_call_required" if is_call_forced else kind, schema=schema)
+    return StructuredSpec(
+        kind="tool_call_required" if is_call_forced else kind,
+        schema=_tool_schemas(constraint.schema, schemas),
+        is_single_call=is_single_call,
+    )
 
 
-def _response_schema(converted: str, body: Mapping[str, Any]) -> str:
-    own = body["response_format"]["json_schema"]
-    return _dumps(_closed(own["schema"])) if own.get("strict") is True else converted
-
-
-def _tool_schemas(converted: str, body: Mapping[str, Any]) -> str:
+def _tool_schemas(converted: str, schemas: ClientSchemas) -> str:
     tools = json.loads(converted)
-    own = {tool_name(tool): tool["function"] for tool in body["tools"] if tool_name(tool) is not None}
     for tool in tools:
         function = tool["function"]
-        if function.get("strict") is True:
-            function["parameters"] = _closed(own[function["name"]].get("parameters"))
+        if function["name"] in schemas.tools:
+            function.update(strict=True, parameters=_closed(schemas.tools[function["name"]]))
     return _dumps(tools)
 
 

@@ -13,6 +13,7 @@ import deepseek_recipe as recipe
 
 from dsv4_cluster.protocol.output import FinishReason, TokenChunk, TokenLogprobs
 from dsv4_cluster.tokenizer.encoding import ChatCodec, ChatPrompt
+from dsv4_cluster.tokenizer.family import Event
 
 LOWEST_LOGPROB = -9999.0  # JSON has no -inf; the value OpenAI's API uses for "practically never"
 _FINISH = {
@@ -25,8 +26,7 @@ class ChatParser:
     """Turns the token chunks of one request into deepseek-recipe events."""
 
     def __init__(self, codec: ChatCodec, prompt: ChatPrompt, *, response_id: str, eos_token_id: int) -> None:
-        generator = recipe.ChatCompletionRequest.chunk_generator(prompt.conversion, response_id, prompt.model)
-        self._processor = recipe.StreamProcessor(generator, prompt.conversion.parsing_options, codec.tokenizer)
+        self._processor = recipe.StreamProcessor(prompt.generator(response_id), prompt.parsing, codec.tokenizer)
         self._prompt = prompt
         self._eos_token_id = eos_token_id
         self._is_started = False
@@ -37,7 +37,7 @@ class ChatParser:
         """True after the last event: a finish reason, or a stop string before it."""
         return self._processor.finished
 
-    def push(self, chunk: TokenChunk) -> list[recipe.ChatCompletionChunk]:
+    def push(self, chunk: TokenChunk) -> list[Event]:
         """Take one chunk, return its events. The caller stops the engine once `is_finished`."""
         events = [] if self._is_started else self._start(chunk.num_cached_tokens)
         for index, token_id in enumerate(chunk.token_ids):
@@ -61,14 +61,13 @@ class ChatParser:
         """Drop the state of a request that will not finish."""
         self._processor.close()
 
-    def _start(self, num_cached_tokens: int) -> list[recipe.ChatCompletionChunk]:
+    def _start(self, num_cached_tokens: int) -> list[Event]:
         self._is_started = True
         usage = recipe.PromptUsage(prompt_tokens=len(self._prompt.token_ids), prompt_cache_hit_tokens=num_cached_tokens)
         return self._push(recipe.InferenceChunk.ready(prompt_usage=usage))
 
-    def _push(self, chunk: recipe.InferenceChunk) -> list[recipe.ChatCompletionChunk]:
-        """The generator given to the processor makes every event a chat chunk."""
-        return cast(list[recipe.ChatCompletionChunk], self._processor.push(chunk))
+    def _push(self, chunk: recipe.InferenceChunk) -> list[Event]:
+        return list(self._processor.push(chunk))
 
     def _logprob_entry(self, token_id: int, logprobs: TokenLogprobs) -> tuple[float, list[tuple[int, float]]]:
         """(the token's own value, the most probable alternatives in order)."""
@@ -134,7 +133,7 @@ class ChatMessage:
                 chunk.num_cached_tokens,
             )
         for event in self.parser.push(chunk):
-            self._response.accumulate(event)
+            self._response.accumulate(cast(recipe.ChatCompletionChunk, event))
 
     def body(self) -> dict[str, Any]:
         """The response body with one choice; only after the parser has finished."""

@@ -1,7 +1,6 @@
 """Chat bodies to prompt token ids, all of it through deepseek-recipe: nothing of the prompt format is written here."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,7 +8,8 @@ import deepseek_recipe as recipe
 
 from dsv4_cluster.errors import CheckpointError, InvalidRequestError, PromptTooLongError
 from dsv4_cluster.protocol.request import StructuredSpec
-from dsv4_cluster.tokenizer.answer_form import answer_form, tool_name
+from dsv4_cluster.tokenizer.answer_form import answer_form
+from dsv4_cluster.tokenizer.family import CHAT, ApiFamily, Body, Generator, MakeGenerator
 from dsv4_cluster.tokenizer.models import ServedModels
 from dsv4_cluster.tokenizer.text import TOKENIZER_FILE, TextTokenizer
 
@@ -22,6 +22,8 @@ class ChatPrompt:
     """
 
     conversion: recipe.ConversationRequest
+    parsing: recipe.ParsingOptions
+    make_generator: MakeGenerator
     model: str  # the name the client used
     token_ids: tuple[int, ...]
     max_tokens: int
@@ -33,6 +35,10 @@ class ChatPrompt:
     is_thinking: bool  # generation starts inside the thoughts
     is_stream: bool
     structured: StructuredSpec | None  # the form the answer has to have
+
+    def generator(self, response_id: str) -> Generator:
+        """What turns one parsed answer into the family's events."""
+        return self.make_generator(self.conversion, response_id, self.model)
 
 
 class ChatCodec:
@@ -46,23 +52,31 @@ class ChatCodec:
         version = recipe.ModelVersion.DeepseekV4Pro
         self._options = recipe.ConversionOptions().with_model_versions_by_name(dict.fromkeys(models.names, version))
 
-    def encode(self, body: Mapping[str, object], *, context_limit: int) -> ChatPrompt:
-        """Convert, render and encode one parsed chat-completions body. CPU-bound; it releases the interpreter lock.
+    def encode(
+        self, body: Body, *, context_limit: int, family: ApiFamily = CHAT, is_single_call: bool = False
+    ) -> ChatPrompt:
+        """Convert, render and encode one parsed body. CPU-bound; it releases the interpreter lock.
 
-        context_limit: largest prompt + answer, in tokens.
+        context_limit: largest prompt + answer, in tokens. is_single_call: at most one tool call in the answer.
         Raises: ModelNotFoundError, PromptTooLongError with both numbers, InvalidRequestError.
         """
+        free = family.free_choice(body)
         try:
-            conversion, is_call_forced = self._convert_choice(body)
+            conversion, make_generator = self._convert(family, body if free is None else free)
+            if free is not None and not conversion.conversation.thinking_mode:
+                conversion, make_generator = self._convert(family, body)
         except recipe.ConversionError as err:
             raise InvalidRequestError(str(err), http_status=err.status_code) from err
         except (ValueError, RecursionError) as err:
             raise InvalidRequestError(_reason(err)) from err
-        token_ids = tuple(self._encoding.encode(conversion.conversation))
+        rendering = family.render(conversion, body)
+        token_ids = tuple(self._encoding.encode(rendering.conversation))
         options = conversion.inference_options
         check_context(len(token_ids), options.max_tokens, context_limit)
         return ChatPrompt(
             conversion=conversion,
+            parsing=rendering.parsing,
+            make_generator=make_generator,
             model=str(body["model"]),
             token_ids=token_ids,
             max_tokens=conversion.resolve_max_tokens(len(token_ids), context_limit),
@@ -71,33 +85,25 @@ class ChatCodec:
             seed=options.seed,
             num_logprobs=(options.top_logprobs or 0) if options.logprobs else None,
             stop_strings=tuple(conversion.parsing_options.stop_sequences),
-            is_thinking=_starts_in_thoughts(conversion),
+            is_thinking=_starts_in_thoughts(rendering.parsing),
             is_stream=conversion.stream,
-            structured=answer_form(conversion, body, is_call_forced=is_call_forced),
+            structured=answer_form(
+                options.output_constraint,
+                rendering.parsing,
+                family.client_schemas(body),
+                is_call_forced=free is not None,
+                is_single_call=is_single_call,
+            ),
         )
 
-    def _convert_choice(self, body: Mapping[str, object]) -> tuple[recipe.ConversationRequest, bool]:
-        """Convert; and whether a tool call is forced although the prompt does not open it.
-
-        The official conversion refuses a forced tool choice while thinking. Then the prompt is the one of "auto" with
-        only the tools that may be called, and the constraint starts behind the thoughts.
+    def _convert(self, family: ApiFamily, body: Body) -> tuple[recipe.ConversationRequest, MakeGenerator]:
+        """A forced tool choice gets here twice: the official conversion refuses it while thinking, so that the prompt
+        is then the one of a free choice, and the constraint starts behind the thoughts.
         """
-        choice = body.get("tool_choice")
-        if choice == "required" or isinstance(choice, dict):
-            tools = body.get("tools")
-            named = tool_name(choice)
-            callable_tools = [
-                tool for tool in (tools if isinstance(tools, list) else []) if named in (None, tool_name(tool))
-            ]
-            conversion = self._convert({**body, "tool_choice": "auto", "tools": callable_tools})
-            if conversion.conversation.thinking_mode:
-                return conversion, True
-        return self._convert(body), False
-
-    def _convert(self, body: Mapping[str, object]) -> recipe.ConversationRequest:
-        request = recipe.ChatCompletionRequest(json.dumps(body, ensure_ascii=False, allow_nan=False))
+        request = family.request(json.dumps(body, ensure_ascii=False, allow_nan=False))
         self._models.resolve(request.model)
-        return request.convert(self._options)
+        make_generator = family.make_generator(request, self._options)
+        return request.convert(self._options), make_generator
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +145,9 @@ def check_context(num_prompt_tokens: int, max_tokens: int | None, context_limit:
         )
 
 
-def _starts_in_thoughts(conversion: recipe.ConversationRequest) -> bool:
+def _starts_in_thoughts(parsing: recipe.ParsingOptions) -> bool:
     """False also for a thinking request that continues the content of a prefix message."""
-    stage = conversion.parsing_options.thinking_initial_stage
+    stage = parsing.thinking_initial_stage
     return stage is not None and stage.starts_in_reasoning()
 
 

@@ -24,7 +24,7 @@ def rng(request) -> random.Random:
 def compile_grammar(vocab_size) -> Callable[..., CompiledGrammar]:
     """compile_grammar(kind, schema): compiled against the test's vocabulary."""
 
-    def compile_spec(kind: str, schema: str = "") -> CompiledGrammar:
-        return CompiledGrammar(StructuredSpec(kind=kind, schema=schema), load_vocabulary(vocab_size))
+    def compile_spec(kind: str, schema: str = "", **fields) -> CompiledGrammar:
+        return CompiledGrammar(StructuredSpec(kind=kind, schema=schema, **fields), load_vocabulary(vocab_size))
 
     return compile_spec

@@ -5,6 +5,7 @@ import random
 
 import pytest
 
+from dsv4_cluster.errors import InvalidRequestError
 from dsv4_cluster.protocol.output import FinishReason
 from dsv4_cluster.structured.matcher import Phase
 from dsv4_cluster.tokenizer.chat_output import ChatMessage, ChatParser
@@ -118,6 +119,24 @@ def test_a_required_call_opens_the_block_itself_where_the_prompt_does_not(compil
             matcher.accept(vocabulary.think_end_token_id)
         answer = _finish(matcher, vocabulary, rng)
         assert text_of(answer, vocabulary).startswith(f"\n\n<{MARK}tool_calls>\n<{MARK}invoke name=")
+
+
+def test_a_single_call_closes_the_block_where_another_could_follow(compile_grammar, vocab_size):
+    one = f'\n\n<{MARK}tool_calls>\n<{MARK}invoke name="ping">\n</{MARK}invoke>\n'
+    further = f'<{MARK}invoke name="ping">\n</{MARK}invoke>\n'
+    closing = f"</{MARK}tool_calls>"
+
+    for is_single_call in (False, True):
+        grammar = compile_grammar("tool_call_required", json.dumps(LOOSE), is_single_call=is_single_call)
+        matcher = fresh_matcher(grammar)
+        _accept_text(matcher, vocab_size, one)
+        if is_single_call:
+            with pytest.raises(InvalidRequestError):
+                _accept_text(matcher.copy(), vocab_size, further)
+        else:
+            _accept_text(matcher, vocab_size, further)
+        _accept_text(matcher, vocab_size, closing)
+        assert matcher.accepts(EOS)
 
 
 def test_auto_is_free_text_and_may_end_at_any_token(compile_grammar, vocab_size, rng):
