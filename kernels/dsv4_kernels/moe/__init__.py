@@ -1,5 +1,22 @@
 """Mixture of experts: routing and the grouped expert product."""
 
-from dsv4_kernels.moe.op import grouped_experts, route_by_hash, route_by_score, sqrt_softplus, swiglu
+from dsv4_kernels.moe.op import (
+    build_work_list,
+    grouped_experts,
+    route_by_hash,
+    route_by_score,
+    sqrt_softplus,
+    swiglu,
+)
+from dsv4_kernels.moe.work_list import WorkList, max_tiles
 
-__all__ = ["grouped_experts", "route_by_hash", "route_by_score", "sqrt_softplus", "swiglu"]
+__all__ = [
+    "WorkList",
+    "build_work_list",
+    "grouped_experts",
+    "max_tiles",
+    "route_by_hash",
+    "route_by_score",
+    "sqrt_softplus",
+    "swiglu",
+]

@@ -6,6 +6,7 @@ from dsv4_kernels.moe import reference
 from dsv4_kernels.native import ops
 
 grouped_experts = reference.grouped_experts
+build_work_list = reference.build_work_list
 
 
 def route_by_score(

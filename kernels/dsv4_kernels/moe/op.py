@@ -2,10 +2,9 @@
 
 import torch
 
-from dsv4_kernels.dispatch import AUTO, choose
-from dsv4_kernels.moe import native, reference
-
-_IMPLEMENTATIONS = {"reference": reference, "native": native}
+from dsv4_kernels.dispatch import AUTO, implementation
+from dsv4_kernels.moe import reference
+from dsv4_kernels.moe.work_list import WorkList
 
 
 def sqrt_softplus(z: torch.Tensor) -> torch.Tensor:
@@ -25,7 +24,7 @@ def route_by_score(
 
     logits: [T, E] fp32. bias: [E] fp32. Ties go to the lower expert. Returns: ids [T, topk] int64; weights fp32.
     """
-    module = _IMPLEMENTATIONS[choose("moe", logits.device, logits.dtype, impl)]
+    module = implementation("moe", logits.device, logits.dtype, impl)
     return module.route_by_score(logits, bias, topk, renormalise, scaling)
 
 
@@ -36,8 +35,21 @@ def route_by_hash(
 
     logits: [T, E] fp32. ids: [T, topk] int64. Returns: ids, unchanged; weights [T, topk] fp32.
     """
-    module = _IMPLEMENTATIONS[choose("moe", logits.device, logits.dtype, impl)]
+    module = implementation("moe", logits.device, logits.dtype, impl)
     return module.route_by_hash(logits, ids, renormalise, scaling)
+
+
+def build_work_list(
+    topk_ids: torch.Tensor, *, num_experts: int, first_expert: int = 0, rows_per_tile: int, impl: str = AUTO
+) -> WorkList:
+    """Sort the pairs of a routing by expert and cut them into tiles, without a host sync.
+
+    topk_ids: [T, topk] int32 or int64, global expert ids; ids outside [first_expert, first_expert + num_experts), such
+    as the -1 of padded rows, are routed nowhere. num_experts: held here, at least 1. rows_per_tile: at least 1.
+    """
+    module = implementation("moe", topk_ids.device, topk_ids.dtype, impl)
+    work: WorkList = module.build_work_list(topk_ids, num_experts, first_expert, rows_per_tile)
+    return work
 
 
 def grouped_experts(
@@ -58,5 +70,5 @@ def grouped_experts(
     """
     if sum(counts) != x.shape[0] or len(counts) != w1.shape[0]:
         raise ValueError(f"{len(counts)} counts with sum {sum(counts)} for {x.shape[0]} rows, {w1.shape[0]} experts")
-    module = _IMPLEMENTATIONS[choose("moe", x.device, x.dtype, impl)]
+    module = implementation("moe", x.device, x.dtype, impl)
     return module.grouped_experts(x, weights, counts, w1, w2, w3, limit)

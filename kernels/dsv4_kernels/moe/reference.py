@@ -3,6 +3,10 @@
 import torch
 from torch.nn.functional import silu
 
+from dsv4_kernels.moe.work_list import build_work_list
+
+__all__ = ["build_work_list", "grouped_experts", "route_by_hash", "route_by_score", "sqrt_softplus", "swiglu"]
+
 _RENORM_FLOOR = 1e-20  # a hash-routed token may score zero on all its experts
 
 
