@@ -98,17 +98,18 @@ def _add_admin_routes(app: FastAPI, backend: Backend) -> None:
 
 
 async def _answer(request: Request, work: Awaitable[Response]) -> Response:
-    """The boundary: whatever an endpoint raises becomes an answer in OpenAI's envelope."""
+    """The boundary: whatever an endpoint raises becomes an answer in the envelope of its API."""
     try:
         return await work
     except ClientDisconnect:
         return Response(status_code=CLIENT_GONE_STATUS)
     except Exception as err:
-        return error_response(err, request.state.request_id)
+        return error_response(err, request.state.request_id, request.scope["path"])
 
 
 async def _http_error(request: Request, err: Exception) -> Response:
     """Unknown paths and methods, which never reach an endpoint."""
     assert isinstance(err, HTTPException)
     message = f"{request.method} {request.url.path}: {err.detail}"
-    return error_response(InvalidRequestError(message, http_status=err.status_code), request.state.request_id)
+    wrapped = InvalidRequestError(message, http_status=err.status_code)
+    return error_response(wrapped, request.state.request_id, request.scope["path"])

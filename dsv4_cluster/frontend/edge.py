@@ -8,7 +8,7 @@ from dsv4_cluster.frontend.caller import ANONYMOUS
 from dsv4_cluster.frontend.error_body import error_response
 from dsv4_cluster.ids import new_request_id
 
-REQUEST_ID_HEADER = "x-request-id"
+REQUEST_ID_HEADERS = ("x-request-id", "request-id")  # the names that OpenAI's and Anthropic's clients read
 
 
 class EdgeMiddleware:
@@ -30,7 +30,7 @@ class EdgeMiddleware:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = request_id
+                MutableHeaders(scope=message).update(dict.fromkeys(REQUEST_ID_HEADERS, request_id))
             await send(message)
 
         if scope["method"] != "POST":
@@ -40,7 +40,7 @@ class EdgeMiddleware:
             err = OverloadedError(
                 f"{self._num_in_flight} requests are in flight, the limit of this router; try again later"
             )
-            await error_response(err, request_id)(scope, receive, send_with_id)
+            await error_response(err, request_id, scope["path"])(scope, receive, send_with_id)
             return
         self._num_in_flight += 1
         try:

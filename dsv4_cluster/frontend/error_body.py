@@ -1,8 +1,12 @@
-"""Errors as OpenAI's envelope: `{"error": {"message", "type", "param", "code"}}`, streamed or not."""
+"""Errors as bodies, streamed or not: OpenAI's envelope `{"error": {"message", "type", "param", "code"}}`, and on the
+paths of the Messages API Anthropic's, `{"type": "error", "error": {"type", "message"}, "request_id"}`.
+"""
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from starlette.responses import Response
 
@@ -24,6 +28,18 @@ _CODES: dict[type[errors.Dsv4Error], str] = {
     errors.Dsv4Error: "internal_error",
 }
 _TYPES = {429: "rate_limit_error", 503: "service_unavailable_error", 504: "timeout_error"}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+MESSAGES_PATH = "/v1/messages"
+ANTHROPIC_BASE = "/anthropic"
 
 
 class FieldError(errors.InvalidRequestError):
@@ -45,10 +61,31 @@ class ErrorBody:
     code: str
     retryable: bool
 
-    def to_json(self) -> str:
-        """The envelope."""
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        return json.dumps({"error": error}, ensure_ascii=False)
+
+Envelope: TypeAlias = Callable[[ErrorBody, str], str]  # description, request id -> JSON
+
+
+def openai_envelope(body: ErrorBody, _: str) -> str:
+    """The body of every path but those of the Messages API."""
+    error = {"message": body.message, "type": body.type, "param": body.param, "code": body.code}
+    return json.dumps({"error": error}, ensure_ascii=False)
+
+
+def anthropic_envelope(body: ErrorBody, request_id: str) -> str:
+    """The body on the paths of the Messages API."""
+    default = "invalid_request_error" if body.status < 500 else "api_error"
+    error = {"type": _ANTHROPIC_TYPES.get(body.status, default), "message": body.message}
+    return json.dumps({"type": "error", "error": error, "request_id": request_id}, ensure_ascii=False)
+
+
+def is_messages_path(path: str) -> bool:
+    """True below `/v1/messages`, also under the base path of DeepSeek's hosted API."""
+    return path.removeprefix(ANTHROPIC_BASE).startswith(MESSAGES_PATH)
+
+
+def envelope_of(path: str) -> Envelope:
+    """How errors look on a path, whatever raises them."""
+    return anthropic_envelope if is_messages_path(path) else openai_envelope
 
 
 def describe(err: Exception, request_id: str) -> ErrorBody:
@@ -72,8 +109,10 @@ def describe(err: Exception, request_id: str) -> ErrorBody:
     )
 
 
-def error_response(err: Exception, request_id: str) -> Response:
-    """The whole HTTP answer for an exception raised before the first byte of a body."""
+def error_response(err: Exception, request_id: str, path: str) -> Response:
+    """The whole HTTP answer for an exception raised before the first byte of a body. path: of the request."""
     body = describe(err, request_id)
     headers = {"retry-after": str(RETRY_AFTER_S)} if body.retryable and body.status in (429, 503) else None
-    return Response(body.to_json(), status_code=body.status, media_type="application/json", headers=headers)
+    return Response(
+        envelope_of(path)(body, request_id), status_code=body.status, media_type="application/json", headers=headers
+    )

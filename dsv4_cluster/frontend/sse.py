@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from dsv4_cluster.frontend.error_body import describe
+from dsv4_cluster.frontend.error_body import describe, openai_envelope
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ async def sse_frames(groups: AsyncGenerator[Sequence[str], None], request_id: st
     except Exception as err:
         if not is_started:
             raise
-        yield _frame(describe(err, request_id).to_json())
+        yield _frame(openai_envelope(describe(err, request_id), request_id))
     finally:
         await groups.aclose()
 
