@@ -22,7 +22,7 @@ _IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "compressor": ("native", "reference"),
     "gemm": ("native", "reference"),
     "indexer": ("native", "reference"),
-    "mhc": ("native", "reference"),
+    "mhc": ("triton", "native", "reference"),
     "moe": ("native", "reference"),
     "norm": ("triton", "native", "reference"),
     "quant": ("reference",),

@@ -31,6 +31,25 @@ def hc_post(y: torch.Tensor, x: torch.Tensor, post: torch.Tensor, comb: torch.Te
     return ops.hc_post(y, x, post, comb)
 
 
+def hc_post_pre(
+    y: torch.Tensor,
+    x: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    num_iters: int,
+    eps: float,
+    norm_eps: float,
+    quantise: bool,
+) -> reference.Mixed:
+    mixed = hc_post(y, x, post, comb)
+    collapsed, post, comb = hc_pre(mixed, fn, scale, base, norm_weight, num_iters, eps, norm_eps)
+    return reference.Mixed(mixed, collapsed, post, comb, *reference.quantised(collapsed, quantise))
+
+
 def hc_head(
     x: torch.Tensor,
     fn: torch.Tensor,

@@ -1,11 +1,14 @@
-"""Public hyper-connection ops; S is the number of streams. Source: spec 4.2."""
+"""Public hyper-connection ops; S is the number of streams. Source: spec 4.2.
+
+The Triton forms are batch-invariant: a token's bits do not depend on the tokens beside it, nor on their number.
+"""
 
 import torch
 
-from dsv4_kernels.dispatch import AUTO, choose
-from dsv4_kernels.mhc import native, reference
+from dsv4_kernels.dispatch import AUTO, implementation
+from dsv4_kernels.mhc.reference import Mixed
 
-_IMPLEMENTATIONS = {"reference": reference, "native": native}
+_FP8_GROUP = 128
 
 
 def sinkhorn(logits: torch.Tensor, num_iters: int, eps: float, *, impl: str = AUTO) -> torch.Tensor:
@@ -13,7 +16,7 @@ def sinkhorn(logits: torch.Tensor, num_iters: int, eps: float, *, impl: str = AU
 
     logits: [T, S, S] fp32, row = source stream, column = destination. Returns: [T, S, S] fp32, columns sum to 1.
     """
-    return _IMPLEMENTATIONS[choose("mhc", logits.device, logits.dtype, impl)].sinkhorn(logits, num_iters, eps)
+    return implementation("mhc", logits.device, logits.dtype, impl).sinkhorn(logits, num_iters, eps)
 
 
 def hc_pre(
@@ -37,7 +40,7 @@ def hc_pre(
     """
     streams = x.shape[1]
     _check_fn(x, fn, (2 + streams) * streams)
-    module = _IMPLEMENTATIONS[choose("mhc", x.device, x.dtype, impl)]
+    module = implementation("mhc", x.device, x.dtype, impl)
     return module.hc_pre(x, fn, scale, base, norm_weight, num_iters, eps, norm_eps)
 
 
@@ -48,7 +51,39 @@ def hc_post(
 
     y: [T, D] sub-layer output. x: [T, S, D]. post: [T, S] fp32. comb: [T, S, S] fp32. Returns: [T, S, D].
     """
-    return _IMPLEMENTATIONS[choose("mhc", x.device, x.dtype, impl)].hc_post(y, x, post, comb)
+    return implementation("mhc", x.device, x.dtype, impl).hc_post(y, x, post, comb)
+
+
+def hc_post_pre(
+    y: torch.Tensor,
+    x: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    *,
+    num_iters: int,
+    eps: float,
+    norm_eps: float,
+    norm_weight: torch.Tensor | None = None,
+    quantise: bool = False,
+    impl: str = AUTO,
+) -> Mixed:
+    """`hc_post` of one sub-layer and `hc_pre` of the next in one pass over the streams.
+
+    y, x, post, comb: as in `hc_post`. fn, scale, base, num_iters, eps, norm_eps, norm_weight: as in `hc_pre`.
+    quantise: also return the sub-layer's input in E4M3 with a scale per 128 values, as `quant.quantise_fp8` does it.
+    Raises: ValueError when fn does not fit x, or D is no multiple of 128 where it is to be quantised.
+    """
+    streams = x.shape[1]
+    _check_fn(x, fn, (2 + streams) * streams)
+    if quantise and x.shape[2] % _FP8_GROUP:
+        raise ValueError(f"{x.shape[2]} channels are not a multiple of {_FP8_GROUP}")
+    module = implementation("mhc", x.device, x.dtype, impl)
+    return module.hc_post_pre(  # type: ignore[no-any-return]
+        y, x, post, comb, fn, scale, base, norm_weight, num_iters, eps, norm_eps, quantise
+    )
 
 
 def hc_head(
@@ -68,7 +103,7 @@ def hc_head(
     Returns: [T, D] of x's dtype.
     """
     _check_fn(x, fn, x.shape[1])
-    module = _IMPLEMENTATIONS[choose("mhc", x.device, x.dtype, impl)]
+    module = implementation("mhc", x.device, x.dtype, impl)
     return module.hc_head(x, fn, scale, base, norm_weight, eps, norm_eps)
 
 

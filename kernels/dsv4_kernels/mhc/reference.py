@@ -1,9 +1,26 @@
 """Hyper-connections as the formula, all in fp32. Source: spec 4.2."""
 
+from dataclasses import dataclass
+
 import torch
 from torch.nn.functional import linear
 
 from dsv4_kernels.norm.reference import rms_norm
+from dsv4_kernels.quant.reference import quantise_fp8
+
+_FP8_GROUP = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """Streams after a sub-layer, and what the next one needs."""
+
+    x: torch.Tensor  # [T, S, D]
+    y: torch.Tensor  # [T, D] of x's dtype, normed when there is a weight
+    post: torch.Tensor  # [T, S] fp32
+    comb: torch.Tensor  # [T, S, S] fp32
+    values: torch.Tensor | None  # [T, D] float8_e4m3fn: y quantised
+    scales: torch.Tensor | None  # [T, D / 128] uint8, UE8M0
 
 
 def sinkhorn(logits: torch.Tensor, num_iters: int, eps: float) -> torch.Tensor:
@@ -43,6 +60,25 @@ def hc_post(y: torch.Tensor, x: torch.Tensor, post: torch.Tensor, comb: torch.Te
     return torch.baddbmm(added, comb.transpose(1, 2), x.float()).to(x.dtype)
 
 
+def hc_post_pre(
+    y: torch.Tensor,
+    x: torch.Tensor,
+    post: torch.Tensor,
+    comb: torch.Tensor,
+    fn: torch.Tensor,
+    scale: torch.Tensor,
+    base: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    num_iters: int,
+    eps: float,
+    norm_eps: float,
+    quantise: bool,
+) -> Mixed:
+    mixed = hc_post(y, x, post, comb)
+    collapsed, post, comb = hc_pre(mixed, fn, scale, base, norm_weight, num_iters, eps, norm_eps)
+    return Mixed(mixed, collapsed, post, comb, *quantised(collapsed, quantise))
+
+
 def hc_head(
     x: torch.Tensor,
     fn: torch.Tensor,
@@ -55,6 +91,10 @@ def hc_head(
     wide = x.float()
     pre = torch.sigmoid(_normed_mix(wide, fn, norm_eps) * scale[0] + base) + eps
     return _normed(_collapse(pre, wide).to(x.dtype), norm_weight, norm_eps)
+
+
+def quantised(y: torch.Tensor, quantise: bool) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+    return quantise_fp8(y, _FP8_GROUP) if quantise else (None, None)
 
 
 def _normed_mix(wide: torch.Tensor, fn: torch.Tensor, norm_eps: float) -> torch.Tensor:
