@@ -1,16 +1,14 @@
-"""Which request fields are honoured, accepted as labels, or refused: nothing a client writes is silently ignored.
-
-A refused field is allowed with a value that asks for nothing, because clients send defaults.
-"""
+"""The fields of chat completions and completions."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from dsv4_cluster.frontend.error_body import FieldError
+from dsv4_cluster.frontend.field_table import FieldTable, check_keys, same
 from dsv4_cluster.frontend.sampling_fields import SamplingFields
 from dsv4_cluster.tokenizer.family import tool_name
 
-_LABELS = {"user": str, "user_id": str, "metadata": dict}  # accepted, no effect on the answer
+_LABELS = {"user": str, "user_id": str, "metadata": dict}
 _BOTH_HONOURED = frozenset(
     {"model", "stream", "stream_options", "max_tokens", "temperature", "top_p", "seed", "stop", "logprobs"}
 ).union(SamplingFields.model_fields)
@@ -26,7 +24,6 @@ _CHAT_HONOURED = _BOTH_HONOURED | {
     "reasoning_effort",
 }
 _COMPLETION_HONOURED = _BOTH_HONOURED | {"prompt"}
-# name -> values that ask for nothing
 _REFUSED_EVERYWHERE: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
     "priority": (0,),
@@ -47,18 +44,20 @@ _COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "best_of": (1,),
 }
+CHAT = FieldTable(honoured=_CHAT_HONOURED, labels=_LABELS, refused=_CHAT_REFUSED)
+COMPLETION = FieldTable(honoured=_COMPLETION_HONOURED, labels=_LABELS, refused=_COMPLETION_REFUSED)
 
 
 def check_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the body that conversion gets. Raises: FieldError that names the field."""
-    fields = _check(body, _CHAT_HONOURED, _CHAT_REFUSED)
+    fields = CHAT.taken_from(body)
     _merge_max_tokens(fields)
     _check_stream_options(fields)
     _check_tool_choice(fields)
     _check_response_format(fields.get("response_format"))
     thinking = fields.get("thinking")
     if isinstance(thinking, dict):
-        _check_keys(thinking, "thinking", {"type"})
+        check_keys(thinking, "thinking", {"type"})
     if isinstance(fields.get("messages"), list):
         fields["messages"] = [_official_role(message) for message in fields["messages"]]
     return fields
@@ -66,7 +65,7 @@ def check_chat(body: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_completion(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the honoured fields. Raises: FieldError that names the field."""
-    fields = _check(body, _COMPLETION_HONOURED, _COMPLETION_REFUSED)
+    fields = COMPLETION.taken_from(body)
     _check_stream_options(fields)
     return fields
 
@@ -87,37 +86,11 @@ def wants_usage(fields: Mapping[str, Any]) -> bool:
     return isinstance(options, dict) and options.get("include_usage") is True
 
 
-def _check(body: Mapping[str, Any], honoured: frozenset[str], refused: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """Split off labels and neutral values; null means absent."""
-    kept = {}
-    for name, value in body.items():
-        if value is None:
-            continue
-        if name in honoured:
-            kept[name] = value
-        elif name in _LABELS:
-            if not isinstance(value, _LABELS[name]):
-                raise FieldError(f"{name} must be a {'string' if _LABELS[name] is str else 'object'}", param=name)
-        elif name in refused:
-            if not any(_same(value, neutral) for neutral in refused[name]):
-                raise FieldError(f"{name} is not supported yet", param=name)
-        else:
-            raise FieldError(f"unknown field {name!r}", param=name)
-    if not isinstance(kept.get("model"), str):
-        raise FieldError("model must be a string" if "model" in kept else "model is missing", param="model")
-    return kept
-
-
-def _same(value: Any, neutral: Any) -> bool:
-    """Equality that keeps true and 1 apart."""
-    return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
-
-
 def _merge_max_tokens(fields: dict[str, Any]) -> None:
     newer = fields.pop("max_completion_tokens", None)
     if newer is None:
         return
-    if "max_tokens" in fields and not _same(fields["max_tokens"], newer):
+    if "max_tokens" in fields and not same(fields["max_tokens"], newer):
         raise FieldError("max_tokens and max_completion_tokens differ; give one of them", param="max_completion_tokens")
     fields["max_tokens"] = newer
 
@@ -130,7 +103,7 @@ def _check_stream_options(fields: dict[str, Any]) -> None:
         raise FieldError("stream_options must be an object", param="stream_options")
     if fields.get("stream") is not True:
         raise FieldError("stream_options needs stream = true", param="stream_options")
-    _check_keys(options, "stream_options", {"include_usage"}, {"include_obfuscation": (False,)})
+    check_keys(options, "stream_options", {"include_usage"}, {"include_obfuscation": (False,)})
     if not isinstance(options.get("include_usage", False), bool | None):
         raise FieldError("stream_options.include_usage must be a boolean", param="stream_options.include_usage")
 
@@ -156,19 +129,10 @@ def _check_response_format(value: Any) -> None:
     """Only what would be ignored otherwise; deepseek-recipe checks the rest."""
     if not isinstance(value, dict):
         return
-    _check_keys(value, "response_format", {"type", "json_schema", "regex"})
+    check_keys(value, "response_format", {"type", "json_schema", "regex"})
     schema = value.get("json_schema")
     if isinstance(schema, dict):
-        _check_keys(schema, "response_format.json_schema", {"name", "description", "schema", "strict"})
-
-
-def _check_keys(
-    value: Mapping[str, Any], name: str, honoured: set[str], refused: Mapping[str, tuple[Any, ...]] | None = None
-) -> None:
-    for key, inner in value.items():
-        neutral = (refused or {}).get(key, ())
-        if key not in honoured and inner is not None and not any(_same(inner, n) for n in neutral):
-            raise FieldError(f"{name}.{key} is not supported", param=f"{name}.{key}")
+        check_keys(schema, "response_format.json_schema", {"name", "description", "schema", "strict"})
 
 
 def _official_role(message: Any) -> Any:
