@@ -55,7 +55,8 @@ def _prepare(body: bytes, backend: Backend) -> _ChatJob:
     checked = fields.check_chat(parse_object(body))
     sampling = take_sampling_fields(checked, vocab_size=backend.codec.text.vocab_size)
     thinking_budget = fields.take_thinking_budget(checked)
-    prompt = backend.codec.chat.encode(checked, context_limit=backend.max_model_len)
+    is_single_call = fields.take_single_call(checked)
+    prompt = backend.codec.chat.encode(checked, context_limit=backend.max_model_len, is_single_call=is_single_call)
     if thinking_budget is not None and not prompt.is_thinking:
         raise FieldError("thinking_token_budget is for requests that think", param="thinking_token_budget")
     if prompt.structured is not None:

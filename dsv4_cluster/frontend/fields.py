@@ -18,6 +18,7 @@ _CHAT_HONOURED = _BOTH_HONOURED | {
     "top_logprobs",
     "tools",
     "tool_choice",
+    "parallel_tool_calls",
     "response_format",
     "thinking",
     "thinking_token_budget",
@@ -30,7 +31,6 @@ _REFUSED_EVERYWHERE: dict[str, tuple[Any, ...]] = {
 }
 _CHAT_REFUSED: dict[str, tuple[Any, ...]] = {
     **_REFUSED_EVERYWHERE,
-    "parallel_tool_calls": (True,),
     "store": (False,),
     "modalities": (["text"],),
     "service_tier": ("auto", "default"),
@@ -78,6 +78,14 @@ def take_thinking_budget(fields: dict[str, Any]) -> int | None:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
         raise FieldError("thinking_token_budget must be an integer >= 0 below 2**31", param="thinking_token_budget")
     return value
+
+
+def take_single_call(fields: dict[str, Any]) -> bool:
+    """Remove parallel_tool_calls; false asks for one call at most. Raises: FieldError."""
+    value = fields.pop("parallel_tool_calls", True)
+    if not isinstance(value, bool):
+        raise FieldError("parallel_tool_calls must be a boolean", param="parallel_tool_calls")
+    return not value
 
 
 def wants_usage(fields: Mapping[str, Any]) -> bool:

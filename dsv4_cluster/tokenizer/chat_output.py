@@ -12,6 +12,8 @@ from typing import Any, cast
 import deepseek_recipe as recipe
 
 from dsv4_cluster.protocol.output import FinishReason, TokenChunk, TokenLogprobs
+from dsv4_cluster.tokenizer.dsml_block import parameters_by_tool
+from dsv4_cluster.tokenizer.dsml_scanner import Logprobs, MarkupScanner
 from dsv4_cluster.tokenizer.encoding import ChatCodec, ChatPrompt
 from dsv4_cluster.tokenizer.family import Event
 
@@ -27,6 +29,12 @@ class ChatParser:
 
     def __init__(self, codec: ChatCodec, prompt: ChatPrompt, *, response_id: str, eos_token_id: int) -> None:
         self._processor = recipe.StreamProcessor(prompt.generator(response_id), prompt.parsing, codec.tokenizer)
+        self._scanner = MarkupScanner(
+            codec.text,
+            parameters_by_tool(prompt.conversion.conversation.tools),
+            starts_in_block=prompt.parsing.starts_in_tool_calls,
+            max_calls=1 if prompt.is_single_call else None,
+        )
         self._prompt = prompt
         self._eos_token_id = eos_token_id
         self._is_started = False
@@ -34,7 +42,7 @@ class ChatParser:
 
     @property
     def is_finished(self) -> bool:
-        """True after the last event: a finish reason, or a stop string before it."""
+        """True after the last event: a finish reason, or before it a stop string or the end of a tool block."""
         return self._processor.finished
 
     def push(self, chunk: TokenChunk) -> list[Event]:
@@ -50,11 +58,14 @@ class ChatParser:
                 continue
             logprobs = None
             if self._prompt.num_logprobs is not None and chunk.logprobs is not None:
-                logprobs = [self._logprob_entry(token_id, chunk.logprobs[index])]
+                logprobs = self._logprob_entry(token_id, chunk.logprobs[index])
             self.num_tokens += 1
-            events += self._push(recipe.InferenceChunk.tokens([token_id], logprobs))
+            events += self._push_all(self._scanner.push(token_id, logprobs))
+            if self._scanner.is_closed:
+                events += self._push_all([recipe.InferenceChunk.finish(recipe.InferenceFinishReason.Stop)])
         if chunk.finish_reason is not None and not self.is_finished:
-            events += self._push(recipe.InferenceChunk.finish(_FINISH[chunk.finish_reason]))
+            events += self._push_all(self._scanner.finish(is_complete=chunk.finish_reason is FinishReason.STOP))
+            events += self._push_all([recipe.InferenceChunk.finish(_FINISH[chunk.finish_reason])])
         return events
 
     def close(self) -> None:
@@ -66,10 +77,18 @@ class ChatParser:
         usage = recipe.PromptUsage(prompt_tokens=len(self._prompt.token_ids), prompt_cache_hit_tokens=num_cached_tokens)
         return self._push(recipe.InferenceChunk.ready(prompt_usage=usage))
 
+    def _push_all(self, chunks: Sequence[recipe.InferenceChunk]) -> list[Event]:
+        """Up to the stop string, if there is one."""
+        events: list[Event] = []
+        for chunk in chunks:
+            if not self.is_finished:
+                events += self._push(chunk)
+        return events
+
     def _push(self, chunk: recipe.InferenceChunk) -> list[Event]:
         return list(self._processor.push(chunk))
 
-    def _logprob_entry(self, token_id: int, logprobs: TokenLogprobs) -> tuple[float, list[tuple[int, float]]]:
+    def _logprob_entry(self, token_id: int, logprobs: TokenLogprobs) -> Logprobs:
         """(the token's own value, the most probable alternatives in order)."""
         ranked = sorted(logprobs.items(), key=lambda item: (-item[1], item[0]))[: self._prompt.num_logprobs]
         top = [(alternative, max(value, LOWEST_LOGPROB)) for alternative, value in ranked]

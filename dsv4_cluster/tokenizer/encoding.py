@@ -35,6 +35,7 @@ class ChatPrompt:
     is_thinking: bool  # generation starts inside the thoughts
     is_stream: bool
     structured: StructuredSpec | None  # the form the answer has to have
+    is_single_call: bool  # the answer ends behind its first tool call
 
     def generator(self, response_id: str) -> Generator:
         """What turns one parsed answer into the family's events."""
@@ -44,9 +45,10 @@ class ChatPrompt:
 class ChatCodec:
     """Chat requests of the served names, rendered as DeepSeek V4. Immutable; `encode` is safe on any thread."""
 
-    def __init__(self, tokenizer: recipe.Tokenizer, models: ServedModels) -> None:
-        """tokenizer: with the added vocabulary."""
+    def __init__(self, tokenizer: recipe.Tokenizer, text: TextTokenizer, models: ServedModels) -> None:
+        """tokenizer: with the added vocabulary. text: the same without it."""
         self.tokenizer = tokenizer
+        self.text = text
         self._models = models
         self._encoding = recipe.DeepseekV4Encoding().with_tokenizer(tokenizer)
         version = recipe.ModelVersion.DeepseekV4Pro
@@ -94,6 +96,7 @@ class ChatCodec:
                 is_call_forced=free is not None,
                 is_single_call=is_single_call,
             ),
+            is_single_call=is_single_call,
         )
 
     def _convert(self, family: ApiFamily, body: Body) -> tuple[recipe.ConversationRequest, MakeGenerator]:
@@ -127,7 +130,7 @@ class ModelCodec:
             tokenizer = recipe.Tokenizer.from_file(str(path))
         except ValueError as err:
             raise CheckpointError(f"cannot load {path}: {err}") from err
-        return cls(models, ChatCodec(tokenizer, models), text)
+        return cls(models, ChatCodec(tokenizer, text, models), text)
 
 
 def check_context(num_prompt_tokens: int, max_tokens: int | None, context_limit: int) -> None:

@@ -1,0 +1,197 @@
+"""Between the engine's tokens and deepseek-recipe's parser: no tool markup passes that is not a proper tool block.
+
+| output                                       | becomes                                                          |
+|----------------------------------------------|------------------------------------------------------------------|
+| text without a tag                           | the same tokens                                                  |
+| an invoke in a wrapper                       | a call, whatever its name; `ToolBlock` says what is repaired     |
+| an invoke without a wrapper                  | a call when it names a tool of the request                       |
+| the same inside the thoughts                 | a call; the thoughts end where the block begins                  |
+| what follows a block                         | nothing: the answer is over                                      |
+| any other tag                                | nothing; the text around it stays                                |
+| a block when the request has no tools        | nothing; the text around it stays                                |
+
+Text is held back while it could still become a tag. Everything is decided on text, so the result does not depend on
+how it is cut into tokens, nor tokens into chunks. Tokens of ordinary text pass through as they are, with their
+logprobs; markup goes on as text that carries the count of its tokens. A token that is half text, half markup counts and
+has no logprobs. Tokens of removed markup are completion tokens, never reasoning tokens.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import deepseek_recipe as recipe
+
+from dsv4_cluster.tokenizer.detokenizer import IncrementalDetokenizer
+from dsv4_cluster.tokenizer.dsml_block import Properties, ToolBlock
+from dsv4_cluster.tokenizer.dsml_tags import TRIGGERS, Tag, TagKind, Unfinished, first_trigger, parse_tag
+from dsv4_cluster.tokenizer.text import TextTokenizer
+
+Logprobs = tuple[float, list[tuple[int, float]]]  # the token's own value, alternatives with theirs
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Text that is held, and the tokens it came in; the last token completes its last character."""
+
+    text: str
+    tokens: list[tuple[int, Logprobs | None]]  # empty for the rest of a piece whose beginning is gone: it is counted
+
+
+@dataclass(slots=True)
+class _Output:
+    """Chunks for the parser, in order."""
+
+    chunks: list[recipe.InferenceChunk] = field(default_factory=list)
+
+    def add_piece(self, piece: _Piece) -> None:
+        if not piece.tokens:
+            self.add_text(piece.text, 0)
+        for token_id, logprobs in piece.tokens:
+            self.chunks.append(recipe.InferenceChunk.tokens([token_id], None if logprobs is None else [logprobs]))
+
+    def add_text(self, text: str, num_tokens: int) -> None:
+        if text or num_tokens:
+            self.chunks.append(recipe.InferenceChunk.text(text, num_tokens))
+
+
+class MarkupScanner:
+    """One answer. Push its tokens, then finish; stop early when `is_closed`."""
+
+    def __init__(
+        self,
+        tokenizer: TextTokenizer,
+        tools: Mapping[str, Properties],
+        *,
+        starts_in_block: bool = False,
+        max_calls: int | None = None,
+    ) -> None:
+        """tools: parameters of each tool, by name. starts_in_block: the prompt ends with the wrapper's tag."""
+        self._detokenizer = IncrementalDetokenizer(tokenizer)
+        self._tools = tools
+        self._max_calls = max_calls
+        self._block = self._new_block(is_open=True) if starts_in_block else None
+        self._pieces: deque[_Piece] = deque()
+        self._text = ""  # of all pieces
+        self._parts: list[tuple[int, Logprobs | None]] = []  # tokens of an unfinished character
+        self.is_closed = False  # the block is complete, nothing that follows counts
+
+    def push(self, token_id: int, logprobs: Logprobs | None) -> list[recipe.InferenceChunk]:
+        """Take one token, return what is certain."""
+        self._parts.append((token_id, logprobs))
+        text = self._detokenizer.push(token_id)
+        if not text:
+            return []
+        piece, self._parts = _Piece(text, self._parts), []
+        out = _Output()
+        if self._block is None and not self._pieces and not any(trigger in text for trigger in TRIGGERS):
+            out.add_piece(piece)
+            return out.chunks
+        self._pieces.append(piece)
+        self._text += text
+        self._advance(out, is_last=False)
+        return out.chunks
+
+    def finish(self, *, is_complete: bool) -> list[recipe.InferenceChunk]:
+        """The rest. is_complete: the model ended its answer; else the length limit cut it, and a call stays open."""
+        out = _Output()
+        self._advance(out, is_last=True)
+        if self._block is None:
+            out.add_piece(_Piece("", self._parts))
+            return out.chunks
+        out.add_text(self._block.finish() if is_complete and self._tools else "", len(self._parts))
+        return out.chunks
+
+    def _advance(self, out: _Output, *, is_last: bool) -> None:
+        while self._text and not self.is_closed:
+            is_stuck = (self._read_block if self._block is not None else self._read_text)(out, is_last=is_last)
+            if is_stuck:
+                break
+
+    def _read_block(self, out: _Output, *, is_last: bool) -> bool:
+        """Hand the text to the block. Returns whether more text is needed."""
+        block = self._block
+        assert block is not None
+        written, end = block.read(self._text, 0, is_last=is_last)
+        num_tokens = self._drop(end)
+        out.add_text(written if self._tools else "", num_tokens)
+        if not block.is_done:
+            return True
+        self.is_closed = bool(self._tools)
+        self._block = None
+        return False
+
+    def _read_text(self, out: _Output, *, is_last: bool) -> bool:
+        """Text outside of a block, up to and with the first tag. Returns whether more text is needed."""
+        start, tag = self._first_tag(is_last=is_last)
+        if tag is None:
+            self._release(out, len(self._text))
+            return True
+        is_call: bool | Unfinished = False
+        if isinstance(tag, Tag) and tag.kind is TagKind.WRAPPER and not tag.is_closing:
+            is_call = self._call_behind(tag.end, is_last=is_last)
+        if isinstance(tag, Unfinished) or isinstance(is_call, Unfinished):
+            self._release(out, start, splits=False)
+            return True
+        end = tag.end
+        if _is_call(tag) and (tag.name in self._tools or not self._tools):
+            is_call, end = True, start
+        self._release(out, start)
+        out.add_text("", self._drop(end - start))
+        self._block = self._new_block() if is_call else None
+        return False
+
+    def _first_tag(self, *, is_last: bool) -> tuple[int, Tag | Unfinished | None]:
+        """(where, what)."""
+        start = first_trigger(self._text)
+        while start >= 0:
+            tag = parse_tag(self._text, start, is_last=is_last, takes_unmarked=False)
+            if tag is not None:
+                return start, tag
+            start = first_trigger(self._text, start + 1)
+        return len(self._text), None
+
+    def _call_behind(self, start: int, *, is_last: bool) -> bool | Unfinished:
+        """Whether an invoke follows at once."""
+        start += len(self._text[start:]) - len(self._text[start:].lstrip())
+        if start == len(self._text):
+            return False if is_last else Unfinished.TAG
+        tag = parse_tag(self._text, start, is_last=is_last, takes_unmarked=True)
+        return tag if isinstance(tag, Unfinished) else tag is not None and _is_call(tag)
+
+    def _release(self, out: _Output, num_chars: int, *, splits: bool = True) -> None:
+        """Pass text on as what it came in. splits: also the beginning of a piece; else that piece stays whole."""
+        while num_chars:
+            piece = self._pieces[0]
+            size = min(len(piece.text), num_chars)
+            if size == len(piece.text):
+                out.add_piece(self._pieces.popleft())
+            elif splits:
+                out.add_text(piece.text[:size], len(piece.tokens))
+                piece.text, piece.tokens = piece.text[size:], []
+            else:
+                break
+            self._text = self._text[size:]
+            num_chars -= size
+
+    def _drop(self, num_chars: int) -> int:
+        """Take text away. Returns: the number of tokens that began in it."""
+        self._text = self._text[num_chars:]
+        num_tokens = 0
+        while num_chars:
+            piece = self._pieces[0]
+            num_tokens += len(piece.tokens)
+            if len(piece.text) <= num_chars:
+                self._pieces.popleft()
+                num_chars -= len(piece.text)
+            else:
+                piece.text, piece.tokens = piece.text[num_chars:], []
+                num_chars = 0
+        return num_tokens
+
+    def _new_block(self, *, is_open: bool = False) -> ToolBlock:
+        return ToolBlock(self._tools, is_open=is_open, max_calls=self._max_calls)
+
+
+def _is_call(tag: Tag) -> bool:
+    return tag.kind is TagKind.INVOKE and not tag.is_closing and bool(tag.name)
