@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from dsv4_cluster.tools.make_checkpoint import make_checkpoint
+from tests.kit.distribution import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401, hooks
 
 torch.set_num_threads(1)  # toy matrices are too small for more, and the suite shares its cores with what it starts
 MakeCheckpoint = Callable[[str, str], Path]

@@ -33,6 +33,7 @@ class Aftermath:
     segments: list[LiveSegment]  # fetched while it lived
     error: BaseException | None  # of the fetch in progress
     error_after_s: float
+    shared_files: set[str]  # in shared memory, and not there before the publisher started
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,7 @@ def aftermath(request, aftermath_of) -> Aftermath:
 
 
 def kill_during_a_fetch(config, receiver, threads) -> Aftermath:
+    before = set(os.listdir("/dev/shm"))
     with closing(ProcessPeer(config)) as peer:
         ticket = peer.publish("req", 1, "layout", RECIPES)
         segments = fetch(receiver, ticket)
@@ -66,7 +68,8 @@ def kill_during_a_fetch(config, receiver, threads) -> Aftermath:
         peer.kill()
         killed_s = time.monotonic()
         error = in_progress.exception(FETCH_TIMEOUT_S)
-        return Aftermath(receiver, ticket, segments, error, time.monotonic() - killed_s)
+        after_s = time.monotonic() - killed_s
+        return Aftermath(receiver, ticket, segments, error, after_s, set(os.listdir("/dev/shm")) - before)
 
 
 def fetch(receiver, ticket):
@@ -98,4 +101,4 @@ def test_bytes_fetched_before_stay_intact(aftermath):
 
 
 def test_no_file_is_left_in_shared_memory(aftermath):
-    assert not [name for name in os.listdir("/dev/shm") if "dsv4" in name]
+    assert not [name for name in aftermath.shared_files if "dsv4" in name]

@@ -14,6 +14,7 @@ from dsv4_cluster.clock import MonotonicClock
 from dsv4_cluster.config.transfer_config import TransferConfig
 from dsv4_cluster.errors import LeaseExpiredError
 from dsv4_cluster.transfer.factory import create_transport
+from dsv4_cluster.transfer.staging import memfd_name
 from tests.kit.transfer_peer import Recipe, make_segments
 
 RECIPES = (Recipe("window", 9000, 1), Recipe("state", 777, 2))
@@ -36,8 +37,10 @@ def assert_equal_data(segments, recipes=RECIPES):
         assert torch.equal(found.data, expected.data)
 
 
-def mapped_payloads() -> int:
-    return Path("/proc/self/maps").read_text().count("/memfd:dsv4-kv-")
+def num_mapped(*tickets) -> int:
+    """Mappings of these tickets' payloads in this process."""
+    maps = Path("/proc/self/maps").read_text()
+    return sum(maps.count(memfd_name(ticket.endpoints[0].rpartition("/")[2])) for ticket in tickets)
 
 
 def with_shm_endpoint(ticket, **parts):
@@ -48,15 +51,16 @@ def with_shm_endpoint(ticket, **parts):
 
 
 def test_the_payload_is_mapped_as_long_as_a_segment_lives(shm):
-    segments = fetch(shm.receiver, shm.publisher.publish("req", 1, "layout", RECIPES))
+    ticket = shm.publisher.publish("req", 1, "layout", RECIPES)
+    segments = fetch(shm.receiver, ticket)
     last = segments[-1].data
-    num_while_held = mapped_payloads()
+    num_while_held = num_mapped(ticket)
 
     del segments
-    num_while_one_is_held = mapped_payloads()
+    num_while_one_is_held = num_mapped(ticket)
     del last
 
-    assert (num_while_held, num_while_one_is_held, mapped_payloads()) == (1, 1, 0)
+    assert (num_while_held, num_while_one_is_held, num_mapped(ticket)) == (1, 1, 0)
 
 
 @pytest.mark.parametrize("pid", ["own", "dead", "not a number"])
@@ -72,7 +76,7 @@ def test_a_process_that_cannot_be_opened_falls_back_to_grpc(shm, pid, caplog):
         segments = fetch(shm.receiver, with_shm_endpoint(ticket, pid=pid))
 
     assert_equal_data(segments)
-    assert mapped_payloads() == 0
+    assert num_mapped(ticket) == 0
     assert "falling back to gRPC" in caplog.text
 
 
@@ -84,7 +88,7 @@ def test_a_reused_descriptor_number_is_noticed(shm):
     segments = fetch(shm.receiver, with_shm_endpoint(ticket, fd=fd_of_other))
 
     assert_equal_data(segments)
-    assert mapped_payloads() == 0
+    assert num_mapped(ticket, other) == 0
 
 
 def test_a_descriptor_of_another_kind_is_not_opened(shm):
@@ -100,7 +104,7 @@ def test_another_host_or_pid_namespace_falls_back_to_grpc(shm):
     for host in (f"{boot_id}.{int(pid_namespace) + 1}", f"00000000-{boot_id[9:]}.{pid_namespace}"):
         segments = fetch(shm.receiver, with_shm_endpoint(ticket, host=host))
         assert_equal_data(segments)
-        assert mapped_payloads() == 0
+        assert num_mapped(ticket) == 0
 
 
 def test_a_malformed_or_missing_shm_endpoint_falls_back_to_grpc(shm):
