@@ -106,8 +106,8 @@ def test_unconstrained_neighbours_are_not_touched(make_engine, make_request, ask
 
 
 def test_a_preempted_answer_goes_on_under_its_constraint(make_engine, ask, run, tokenizer):
-    spec = StructuredSpec(kind="regex", schema="[ab]{70}(yes|no)")
-    requests = [ask(name, 240 + seed, spec, seed=seed, max_tokens=100) for seed, name in enumerate("abc")]
+    spec = StructuredSpec(kind="regex", schema="[ab]{30}(yes|no)")
+    requests = [ask(name, 240 + seed, spec, seed=seed, max_tokens=50) for seed, name in enumerate("abc")]
 
     roomy, tight = make_engine(num_pages=24), make_engine(num_pages=4)
     undisturbed, preempted = run(roomy, *requests), run(tight, *requests)

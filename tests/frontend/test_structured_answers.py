@@ -108,14 +108,12 @@ def test_the_content_matches_the_pattern(toy, thinking):
 @pytest.mark.parametrize("thinking", [{}, OFF], ids=["thinking", "chat"])
 @pytest.mark.parametrize("tool_choice", ["required", {"type": "function", "function": {"name": "add"}}], ids=str)
 def test_a_forced_call_is_a_call_with_arguments_of_the_schema(toy, thinking, tool_choice):
-    choice = _choice(toy, tools=[CALLED], tool_choice=tool_choice, **thinking)
+    choice = _choice(toy, tools=[CALLED], tool_choice=tool_choice, max_tokens=180, **thinking)
 
-    assert choice["message"]["tool_calls"]
-    if choice["finish_reason"] == "tool_calls":
-        for call in choice["message"]["tool_calls"]:
-            arguments = json.loads(call["function"]["arguments"])
-            assert call["function"]["name"] == "add"
-            assert 0 <= arguments["n"] <= 99 and arguments["unit"] in ("C", "F")
+    call, *_ = choice["message"]["tool_calls"]  # random weights call again and again; the limit may cut the last call
+    arguments = json.loads(call["function"]["arguments"])
+    assert call["function"]["name"] == "add"
+    assert 0 <= arguments["n"] <= 99 and arguments["unit"] in ("C", "F")
 
 
 def test_an_answer_cut_short_is_reported_as_length(toy):
