@@ -1,6 +1,6 @@
 """`dsv4 serve` as a user starts and stops it."""
 
-import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +13,7 @@ import yaml
 from tests.kit.cluster import HOST, free_port, serve_config, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
+RAY_DIR = re.compile(r"/tmp/dsv4\.\w+")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -20,7 +21,6 @@ def test_a_signal_stops_everything_that_dsv4_serve_started(toy_dir, tmp_path, nu
     port = free_port()
     path = tmp_path / "serve.yaml"
     path.write_text(yaml.safe_dump(serve_config(toy_dir, port)))
-    before = set(os.listdir("/tmp"))
     command = [str(Path(sys.executable).parent / "dsv4"), "serve", str(path)]
 
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
@@ -28,13 +28,19 @@ def test_a_signal_stops_everything_that_dsv4_serve_started(toy_dir, tmp_path, nu
         ready = next(line for line in process.stdout if line.startswith("ready"))
         assert httpx.get(f"http://{HOST}:{port}/health", timeout=30).status_code == 200
         processes = descendants(process.pid)
+        (ray_dir,) = {found for pid in processes for found in RAY_DIR.findall(command_line(pid))}
         process.send_signal(number)
         assert process.wait(60) == 0
 
     assert f"{HOST}:{port}" in ready
     assert len(processes) > 5  # Ray, Serve, replicas and workers
     wait_until(lambda: not any(is_running(pid) for pid in processes), limit_s=20)
-    assert not {name for name in set(os.listdir("/tmp")) - before if name.startswith("dsv4.")}
+    assert not Path(ray_dir).exists()
+
+
+def command_line(pid: int) -> str:
+    """The words of a running process."""
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
 
 
 def descendants(pid: int) -> set[int]:
