@@ -22,11 +22,12 @@ _IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "compressor": ("native", "reference"),
     "gemm": ("native", "reference"),
     "indexer": ("native", "reference"),
+    "kv": ("triton", "reference"),
     "mhc": ("triton", "native", "reference"),
     "moe": ("native", "reference"),
     "norm": ("triton", "native", "reference"),
     "quant": ("reference",),
-    "rope": ("native", "reference"),
+    "rope": ("triton", "native", "reference"),
     "sampling": ("reference",),
 }
 

@@ -2,10 +2,8 @@
 
 import torch
 
-from dsv4_kernels.dispatch import AUTO, choose
-from dsv4_kernels.rope import native, reference
-
-_IMPLEMENTATIONS = {"reference": reference, "native": native}
+from dsv4_kernels.dispatch import AUTO, implementation
+from dsv4_kernels.rope import reference
 
 
 def plain_frequencies(rope_dim: int, theta: float) -> torch.Tensor:
@@ -34,8 +32,9 @@ def norm_rope(
     """`rms_norm` of every row, cast to x's dtype, then `apply_rope_`. Returns: a new tensor.
 
     x: [T, ..., dim]. weight: [dim] fp32 or None. cis: [T, P] complex64.
+    Batch-invariant, as is `apply_rope_`: a row's bits do not depend on the rows beside it.
     """
-    return _IMPLEMENTATIONS[choose("rope", x.device, x.dtype, impl)].norm_rope(x, weight, eps, cis)
+    return implementation("rope", x.device, x.dtype, impl).norm_rope(x, weight, eps, cis)
 
 
 def apply_rope_(x: torch.Tensor, cis: torch.Tensor, *, inverse: bool = False, impl: str = AUTO) -> torch.Tensor:
@@ -47,4 +46,4 @@ def apply_rope_(x: torch.Tensor, cis: torch.Tensor, *, inverse: bool = False, im
     if x.shape[0] != cis.shape[0] or 2 * cis.shape[-1] > x.shape[-1]:
         raise ValueError(f"rotations {tuple(cis.shape)} do not fit x {tuple(x.shape)}")
     table = cis.view(cis.shape[0], *([1] * (x.dim() - 2)), cis.shape[1])
-    return _IMPLEMENTATIONS[choose("rope", x.device, x.dtype, impl)].apply_rope_(x, table, inverse)
+    return implementation("rope", x.device, x.dtype, impl).apply_rope_(x, table, inverse)
