@@ -17,8 +17,9 @@ from dsv4_cluster.frontend import admin
 from dsv4_cluster.frontend.chat import chat_completions
 from dsv4_cluster.frontend.completions import completions
 from dsv4_cluster.frontend.edge import EdgeMiddleware
-from dsv4_cluster.frontend.error_body import CLIENT_GONE_STATUS, error_response
+from dsv4_cluster.frontend.error_body import ANTHROPIC_BASE, CLIENT_GONE_STATUS, MESSAGES_PATH, error_response
 from dsv4_cluster.frontend.generation import Backend
+from dsv4_cluster.frontend.messages import count_tokens, messages
 from dsv4_cluster.protocol.services import GenerationService
 from dsv4_cluster.tokenizer.encoding import ModelCodec
 
@@ -60,6 +61,9 @@ def create_app(
     _add_admin_routes(app, backend)
     _add_post(app, "/v1/chat/completions", chat_completions, backend)
     _add_post(app, "/v1/completions", completions, backend)
+    for base in ("", ANTHROPIC_BASE):
+        _add_post(app, f"{base}{MESSAGES_PATH}", messages, backend)
+        _add_post(app, f"{base}{MESSAGES_PATH}/count_tokens", count_tokens, backend)
     return app
 
 

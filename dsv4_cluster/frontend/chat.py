@@ -9,21 +9,18 @@ from typing import TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from dsv4_cluster.errors import InvalidRequestError
 from dsv4_cluster.frontend import fields
 from dsv4_cluster.frontend.body import parse_object, read_body
-from dsv4_cluster.frontend.caller import Caller
 from dsv4_cluster.frontend.error_body import FieldError
 from dsv4_cluster.frontend.generation import Backend, copy_chunks
 from dsv4_cluster.frontend.merge import merged
-from dsv4_cluster.frontend.sampling_fields import SamplingFields, take_sampling_fields
+from dsv4_cluster.frontend.sampling_fields import take_sampling_fields
 from dsv4_cluster.frontend.sse import EventStream, sse_frames, while_connected
+from dsv4_cluster.frontend.turn import Turn, check_structured
 from dsv4_cluster.protocol.copies import copies
 from dsv4_cluster.protocol.output import TokenChunk
-from dsv4_cluster.protocol.request import GenerationRequest, StructuredSpec
-from dsv4_cluster.structured.source import TOOL_KINDS, check_spec
+from dsv4_cluster.protocol.request import GenerationRequest
 from dsv4_cluster.tokenizer.chat_output import ChatMessage, ChatParser, ChatStream, response_json
-from dsv4_cluster.tokenizer.encoding import ChatPrompt
 
 T = TypeVar("T")
 
@@ -32,9 +29,7 @@ T = TypeVar("T")
 class _ChatJob:
     """One checked and encoded request."""
 
-    prompt: ChatPrompt
-    sampling: SamplingFields
-    thinking_budget: int | None
+    turn: Turn
     include_usage: bool
 
 
@@ -43,8 +38,9 @@ async def chat_completions(request: Request, backend: Backend) -> Response:
     body = await read_body(request, backend.config.max_body_bytes)
     job = await backend.off_loop(lambda: _prepare(body, backend))
     response_id = request.state.request_id.replace("req-", "chatcmpl-", 1)
-    answer = _Answer(job, _generation_requests(job, response_id, backend, request.state.caller), response_id, backend)
-    if job.prompt.is_stream:
+    generation = job.turn.generation(response_id, backend, request.state.caller)
+    answer = _Answer(job, copies(generation, job.turn.sampling.n), response_id, backend)
+    if job.turn.prompt.is_stream:
         return await EventStream.open(request.receive, sse_frames(answer.stream(), request.state.request_id))
     text = await while_connected(request.receive, answer.whole())
     return Response(text, media_type="application/json")
@@ -60,44 +56,9 @@ def _prepare(body: bytes, backend: Backend) -> _ChatJob:
     if thinking_budget is not None and not prompt.is_thinking:
         raise FieldError("thinking_token_budget is for requests that think", param="thinking_token_budget")
     if prompt.structured is not None:
-        _check_structured(prompt.structured, sampling)
-    return _ChatJob(prompt, sampling, thinking_budget, fields.wants_usage(checked))
-
-
-def _check_structured(spec: StructuredSpec, sampling: SamplingFields) -> None:
-    """Refuse what the engine would refuse, before the request is queued. Raises: FieldError."""
-    param = "tools" if spec.kind in TOOL_KINDS else "response_format"
-    if sampling.ignore_eos:
-        raise FieldError(f"ignore_eos cannot be combined with {param}", param="ignore_eos")
-    try:
-        check_spec(spec)
-    except InvalidRequestError as err:
-        raise FieldError(err.message, param=param) from err
-
-
-def _generation_requests(
-    job: _ChatJob, request_id: str, backend: Backend, caller: Caller
-) -> tuple[GenerationRequest, ...]:
-    """One request per choice. top_k, min_p and penalties hold while thinking too; temperature is the official one."""
-    prompt = job.prompt
-    request = GenerationRequest(
-        request_id=request_id,
-        prompt_token_ids=prompt.token_ids,
-        sampling=job.sampling.sampling_params(
-            max_tokens=prompt.max_tokens,
-            temperature=prompt.temperature,
-            top_p=prompt.top_p,
-            seed=backend.draw_seed() if prompt.seed is None else prompt.seed,
-            logprobs=prompt.num_logprobs,
-        ),
-        stop=job.sampling.stop_params(prompt.stop_strings, eos_token_id=backend.codec.text.eos_token_id),
-        model=backend.codec.models.canonical,
-        structured=prompt.structured,
-        thinking=prompt.is_thinking,
-        thinking_budget=job.thinking_budget,
-        **caller.labels(),
-    )
-    return copies(request, job.sampling.n)
+        check_structured(prompt.structured, sampling, param="response_format")
+    turn = Turn(prompt=prompt, sampling=sampling, thinking_budget=thinking_budget)
+    return _ChatJob(turn, fields.wants_usage(checked))
 
 
 class _Answer:
@@ -113,7 +74,7 @@ class _Answer:
         self._prompt_computed = asyncio.Event()
         eos_token_id = backend.codec.text.eos_token_id
         self._parsers = [
-            ChatParser(backend.codec.chat, job.prompt, response_id=response_id, eos_token_id=eos_token_id)
+            ChatParser(backend.codec.chat, job.turn.prompt, response_id=response_id, eos_token_id=eos_token_id)
             for _ in generations
         ]
 
@@ -130,7 +91,9 @@ class _Answer:
 
     async def whole(self) -> str:
         """The response body."""
-        messages = [ChatMessage(parser, self._job.prompt, response_id=self._response_id) for parser in self._parsers]
+        messages = [
+            ChatMessage(parser, self._job.turn.prompt, response_id=self._response_id) for parser in self._parsers
+        ]
         streams = [self._one(i, lambda chunk, index: messages[index].push(chunk)) for i in range(len(messages))]
         async with aclosing(merged(streams)) as pieces:
             async for _ in pieces:

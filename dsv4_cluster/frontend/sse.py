@@ -1,8 +1,8 @@
 """Answers that watch their client: server-sent events, and whole answers that stop when the client leaves."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -15,6 +15,13 @@ T = TypeVar("T")
 DONE = "[DONE]"
 # no-transform and x-accel-buffering keep proxies from collecting events
 _HEADERS = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
+
+
+class NamedEvent(NamedTuple):
+    """One event of a stream whose events have names."""
+
+    name: str
+    data: str  # JSON
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -52,6 +59,27 @@ async def sse_frames(groups: AsyncGenerator[Sequence[str], None], request_id: st
         if not is_started:
             raise
         yield _frame(openai_envelope(describe(err, request_id), request_id))
+    finally:
+        await groups.aclose()
+
+
+async def named_frames(
+    groups: AsyncGenerator[Sequence[NamedEvent], None], on_error: Callable[[Exception], Sequence[NamedEvent]]
+) -> AsyncGenerator[bytes, None]:
+    """Frames of a stream of named events, one bytes object per group; such a stream has no [DONE].
+
+    An exception before the first frame is raised; afterwards `on_error` says which events end the stream.
+    """
+    is_started = False
+    try:
+        async for events in groups:
+            if events:
+                yield b"".join(map(_named_frame, events))
+                is_started = True
+    except Exception as err:
+        if not is_started:
+            raise
+        yield b"".join(map(_named_frame, on_error(err)))
     finally:
         await groups.aclose()
 
@@ -100,3 +128,7 @@ async def _disconnected(receive: Receive) -> None:
 
 def _frame(data: str) -> bytes:
     return f"data: {data}\n\n".encode()
+
+
+def _named_frame(event: NamedEvent) -> bytes:
+    return f"event: {event.name}\ndata: {event.data}\n\n".encode()

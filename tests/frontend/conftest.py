@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -64,3 +65,15 @@ def http(_clients, service) -> httpx.Client:
 def max_body_bytes() -> int:
     """The server's body limit."""
     return MAX_BODY_BYTES
+
+
+@pytest.fixture(scope="session")
+def _claude(_service_and_url) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=_service_and_url[1], api_key="unused", max_retries=0, timeout=20) as client:
+        yield client
+
+
+@pytest.fixture
+def claude(_claude, service) -> anthropic.Anthropic:
+    """Anthropic's public client, without retries of its own."""
+    return _claude

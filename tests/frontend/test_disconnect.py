@@ -24,6 +24,7 @@ CHAT = "/v1/chat/completions"
 BODIES = {
     CHAT: {"model": MODEL, "messages": HI, "thinking": {"type": "disabled"}},
     "/v1/completions": {"model": MODEL, "prompt": ["a", "b"]},
+    "/v1/messages": {"model": MODEL, "messages": HI, "max_tokens": 9, "thinking": {"type": "disabled"}},
 }
 
 
