@@ -28,6 +28,7 @@ _IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "norm": ("triton", "native", "reference"),
     "quant": ("reference",),
     "rope": ("triton", "native", "reference"),
+    "router": ("triton", "reference"),
     "sampling": ("reference",),
 }
 
