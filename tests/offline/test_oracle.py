@@ -1,7 +1,5 @@
 """The public API against transformers in fp32: same log-probabilities, same greedy answers, every checkpoint form."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -56,14 +54,6 @@ def oracles(checkpoint_dir):
     return get
 
 
-@pytest.fixture(scope="module")
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)  # the oracle of the tiny preset is large enough for two
-    yield
-    torch.set_num_threads(before)
-
-
 def check_rows(entries: list[dict[int, float]], expected: torch.Tensor, name: str) -> None:
     for row, entry in enumerate(entries):
         worst = max(abs(logprob - expected[row, token_id].item()) for token_id, logprob in entry.items())
@@ -71,7 +61,7 @@ def check_rows(entries: list[dict[int, float]], expected: torch.Tensor, name: st
 
 
 @pytest.mark.parametrize(("preset", "fmt"), CASES)
-def test_log_probabilities_and_greedy_answers_equal_the_oracle(preset, fmt, oracles, checkpoint_dir, two_threads):
+def test_log_probabilities_and_greedy_answers_equal_the_oracle(preset, fmt, oracles, checkpoint_dir):
     oracle = oracles(preset)
     llm = LLM(checkpoint_dir(preset, fmt), dtype="float32")
     prompts = [oracle.prompt(n) for n in LENGTHS]
@@ -106,7 +96,7 @@ def check_greedy(prompt: list[int], token_ids: list[int], oracle: Oracle) -> Non
 
 
 @pytest.mark.slow
-def test_a_prompt_that_exercises_top_k_selection_equals_the_oracle(oracles, checkpoint_dir, two_threads):
+def test_a_prompt_that_exercises_top_k_selection_equals_the_oracle(oracles, checkpoint_dir):
     """2,600 tokens make 650 entries, more than tiny's index_topk of 512. The oracle needs about 10 GB for it."""
     oracle = oracles("tiny")
     prompt = torch.randint(0, 129280, (2600,), generator=torch.Generator().manual_seed(0)).tolist()
