@@ -38,6 +38,8 @@ for arg in "$@"; do
   args+=("$arg")
 done
 
+export OMP_NUM_THREADS=1 # the processes fill the cores; with more threads they would spin waiting for each other
+
 # run_pytest ARGUMENT...: those arguments behind the user's own. Returns: pytest's exit status.
 run_pytest() {
   .venv/bin/python -m pytest ${processes:+-n "$processes"} ${args[@]+"${args[@]}"} "$@"

@@ -14,7 +14,7 @@ import triton
 from dsv4_kernels.native.library import is_available
 from tests.kit.triton_interpreter import interpreted
 
-collect_ignore = [] if is_available(torch.device("cpu"), torch.float32) else ["test_native.py"]
+collect_ignore = [] if is_available(torch.device("cpu"), torch.float32) else ["test_native.py", "test_native_build.py"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
