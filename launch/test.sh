@@ -18,7 +18,7 @@ NOTHING_SELECTED=5
 with_slow=false
 own_selection=false
 stop_at_failure=false
-processes=$(nproc)
+processes=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # nproc would follow these
 ((processes <= MAX_PROCESSES)) || processes=$MAX_PROCESSES
 ((processes > 1)) || processes=
 args=()
