@@ -25,6 +25,7 @@ _IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "kv": ("triton", "reference"),
     "mhc": ("triton", "native", "reference"),
     "moe": ("native", "reference"),
+    "moe.fp4": ("triton", "reference"),
     "norm": ("triton", "native", "reference"),
     "quant": ("reference",),
     "rope": ("triton", "native", "reference"),

@@ -1,0 +1,184 @@
+"""Kernels of the MXFP4 experts: gate-up product with SwiGLU and requantisation, down product, sum over slots.
+
+Weights are the tensor core's row operand and tokens its columns, so that one to six tokens of an expert do not waste a
+128-row tile. Every product is summed in 128-column blocks that are added in order in fp32: the bits of a row depend
+neither on the tile it is in nor on the size of the batch.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+import triton
+import triton.language as tl
+
+from dsv4_kernels.moe.fp4.triton_unpack import unpack_group, unpack_tile
+
+_FP8_MAX = tl.constexpr(448.0)
+_AMAX_FLOOR = tl.constexpr(1e-4)  # as in quant/reference.py
+
+
+@triton.jit
+def gather_kernel(
+    x_ptr, x_scale_ptr, pairs_ptr, tile_expert_ptr, tile_first_ptr, tile_rows_ptr, rows_ptr, scale_tiles_ptr, topk,
+    num_columns: tl.constexpr, tokens: tl.constexpr, blocks: tl.constexpr,
+):  # fmt: skip
+    """Rows in the order of the work list, `blocks` blocks of 128 columns per program; quantised unless they are.
+
+    x: [T, D] float, or e4m3 with x_scale [T, D/128]. rows: [P, D] e4m3. scale_tiles: [max_tiles, D/128, tokens] int32.
+    """
+    item = tl.program_id(0)
+    if tl.load(tile_expert_ptr + item) >= 0:
+        first = tl.load(tile_first_ptr + item)
+        num_rows = tl.load(tile_rows_ptr + item)
+        column = tl.arange(0, tokens)
+        token = (tl.load(pairs_ptr + first + tl.minimum(column, num_rows - 1)) // topk).to(tl.int64)
+        row = (first + column).to(tl.int64)
+        is_row = column < num_rows
+        num_blocks: tl.constexpr = num_columns // 128
+        for i in tl.static_range(blocks):
+            block = tl.program_id(1) * blocks + i
+            at = block * 128 + tl.arange(0, 128)
+            if block < num_blocks:
+                values = tl.load(x_ptr + token[:, None] * num_columns + at[None, :])
+                if x_scale_ptr is None:
+                    values, code = quantise(values.to(tl.float32), 1)
+                else:
+                    code = tl.load(x_scale_ptr + token * num_blocks + block).to(tl.int32)
+                tl.store(rows_ptr + row[:, None] * num_columns + at[None, :], values, mask=is_row[:, None])
+                tl.store(scale_tiles_ptr + (item * num_blocks + block).to(tl.int64) * tokens + column, code << 23)
+
+
+@triton.jit
+def gate_up_kernel(
+    rows_ptr, scale_tiles_ptr, words_ptr, exponents_ptr, block_exponent_ptr, pairs_ptr, tile_expert_ptr,
+    tile_first_ptr, tile_rows_ptr, weights_ptr, hidden_ptr, hidden_scale_tiles_ptr, limit, num_columns: tl.constexpr,
+    num_tiles: tl.constexpr, tokens: tl.constexpr, is_folded: tl.constexpr, use_ptx: tl.constexpr,
+):  # fmt: skip
+    """One tile of 128 intermediate columns for one tile of the work list.
+
+    hidden: [P, I] e4m3 in the order of the work list. hidden_scale_tiles: [max_tiles, I/128, tokens] int32.
+    """
+    tile = tl.program_id(0)
+    item = tl.program_id(1)
+    expert = tl.load(tile_expert_ptr + item)
+    if expert >= 0:
+        first = tl.load(tile_first_ptr + item)
+        num_rows = tl.load(tile_rows_ptr + item)
+        weight_tile = expert.to(tl.int64) * num_tiles + tile
+        both = _product(
+            rows_ptr, scale_tiles_ptr, first, item, words_ptr, exponents_ptr, block_exponent_ptr, weight_tile,
+            num_columns, 256, tokens, is_folded, use_ptx,
+        )  # fmt: skip
+        gate, up = tl.split(both.reshape(2, 128, tokens).permute(1, 2, 0))
+        gate = tl.minimum(gate, limit)
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+        column = tl.arange(0, tokens)
+        is_row = column < num_rows
+        pair = tl.load(pairs_ptr + first + column, mask=is_row, other=0)
+        weight = tl.load(weights_ptr + pair)
+        values, code = quantise(gate / (1.0 + tl.exp(-gate)) * up * weight[None, :], 0)
+        at = (first + column).to(tl.int64)[None, :] * (num_tiles * 128) + tile * 128 + tl.arange(0, 128)[:, None]
+        tl.store(hidden_ptr + at, values, mask=is_row[None, :])
+        tl.store(hidden_scale_tiles_ptr + (item * num_tiles + tile).to(tl.int64) * tokens + column, code << 23)
+
+
+@triton.jit
+def down_kernel(
+    hidden_ptr, hidden_scale_tiles_ptr, words_ptr, exponents_ptr, block_exponent_ptr, pairs_ptr, tile_expert_ptr,
+    tile_first_ptr, tile_rows_ptr, out_ptr, num_columns: tl.constexpr, num_tiles: tl.constexpr, tokens: tl.constexpr,
+    is_folded: tl.constexpr, use_ptx: tl.constexpr,
+):  # fmt: skip
+    """One tile of 128 output columns for one tile of the work list. out: [P, D] bf16 in the order of the pairs."""
+    tile = tl.program_id(0)
+    item = tl.program_id(1)
+    expert = tl.load(tile_expert_ptr + item)
+    if expert >= 0:
+        first = tl.load(tile_first_ptr + item)
+        num_rows = tl.load(tile_rows_ptr + item)
+        weight_tile = expert.to(tl.int64) * num_tiles + tile
+        product = _product(
+            hidden_ptr, hidden_scale_tiles_ptr, first, item, words_ptr, exponents_ptr, block_exponent_ptr, weight_tile,
+            num_columns, 128, tokens, is_folded, use_ptx,
+        )  # fmt: skip
+        column = tl.arange(0, tokens)
+        is_row = column < num_rows
+        pair = tl.load(pairs_ptr + first + column, mask=is_row, other=0).to(tl.int64)
+        at = pair[None, :] * (num_tiles * 128) + tile * 128 + tl.arange(0, 128)[:, None]
+        tl.store(out_ptr + at, product.to(tl.bfloat16), mask=is_row[None, :])
+
+
+@triton.jit
+def sum_slots_kernel(
+    rows_ptr, ids_ptr, shared_ptr, out_ptr, first_expert, num_experts, topk: tl.constexpr, dim: tl.constexpr,
+    block: tl.constexpr,
+):  # fmt: skip
+    """out[t] = shared[t] + sum over the slots of t whose expert is here, in order. rows: [T * topk, D] bf16."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * block + tl.arange(0, block)
+    inside = column < dim
+    total = tl.zeros((block,), tl.float32)
+    if shared_ptr is not None:
+        total += tl.load(shared_ptr + token * dim + column, mask=inside, other=0.0).to(tl.float32)
+    for slot in tl.static_range(topk):
+        local = tl.load(ids_ptr + token * topk + slot) - first_expert
+        is_here = (local >= 0) & (local < num_experts)
+        row = tl.load(rows_ptr + (token * topk + slot) * dim + column, mask=inside & is_here, other=0.0)
+        total += row.to(tl.float32)
+    tl.store(out_ptr + token * dim + column, total.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def quantise(x, axis: tl.constexpr):
+    """E4M3 with one power-of-two scale along `axis`, as quant/reference.py. Returns: values; UE8M0 codes as int32."""
+    amax = tl.maximum(tl.max(tl.abs(x), axis), _AMAX_FLOOR) / _FP8_MAX
+    bits = amax.to(tl.int32, bitcast=True)
+    code = (bits >> 23) + ((bits & 0x7FFFFF) != 0).to(tl.int32)  # the power of two at or above
+    inverse = tl.expand_dims(((254 - code) << 23).to(tl.float32, bitcast=True), axis)
+    return tl.minimum(tl.maximum(x * inverse, -_FP8_MAX), _FP8_MAX).to(tl.float8e4nv), code
+
+
+@triton.jit
+def _product(
+    rows_ptr, scale_tiles_ptr, first, item, words_ptr, exponents_ptr, block_exponent_ptr, weight_tile,
+    num_columns: tl.constexpr, rows: tl.constexpr, tokens: tl.constexpr, is_folded: tl.constexpr,
+    use_ptx: tl.constexpr,
+):  # fmt: skip
+    """A weight tile's rows times the activations first, first + 1, ... Returns: [rows, tokens] fp32.
+
+    Columns behind the work item's rows hold other or undefined rows: a column never enters another.
+    """
+    num_blocks: tl.constexpr = num_columns // 128
+    column = tl.arange(0, tokens)
+    weight_row = tl.arange(0, rows // 2)[:, None] + tl.arange(0, 2)[None, :] * (rows // 2)  # packed order
+    block = weight_tile * num_blocks
+    row_ptr = rows_ptr + first.to(tl.int64) * num_columns
+    scale_ptr = scale_tiles_ptr + item.to(tl.int64) * (num_blocks * tokens)
+    word_ptr = words_ptr + block * (rows * 16)
+    exponent_ptr = exponents_ptr + block * rows
+    total = tl.zeros((rows, tokens), tl.float32)
+    if is_folded:
+        x_ptrs = row_ptr + column[None, :] * num_columns + tl.arange(0, 128)[:, None]
+        word_ptrs = word_ptr + weight_row[:, :, None] * 16 + tl.arange(0, 16)[None, None, :]
+        exponent_ptrs = exponent_ptr + weight_row
+        scale_ptrs = scale_ptr + column
+        scale = tl.load(scale_ptrs) + tl.load(block_exponent_ptr + block)
+        for k in range(num_blocks):
+            weights = unpack_tile(tl.load(word_ptrs), tl.load(exponent_ptrs), rows, use_ptx)
+            partial = tl.dot(weights, tl.load(x_ptrs))
+            total += partial * scale.to(tl.float32, bitcast=True)[None, :]
+            following = tl.minimum(k + 1, num_blocks - 1)  # one block ahead: these small reads are not pipelined
+            scale = tl.load(scale_ptrs + following * tokens) + tl.load(block_exponent_ptr + block + following)
+            x_ptrs += 128
+            word_ptrs += rows * 16
+            exponent_ptrs += rows
+    else:
+        plain_row = tl.arange(0, rows)
+        in_order = plain_row // 8 % 2 * (rows // 2) + plain_row // 16 * 8 + plain_row % 8
+        group_words = word_ptr + weight_row[:, :, None] * 16 + 4 * tl.arange(0, 4)[None, None, :]
+        group_x = row_ptr + column[None, :] * num_columns + tl.arange(0, 32)[:, None]
+        for k in range(num_blocks * 4):
+            weights = unpack_group(tl.load(group_words + k // 4 * (rows * 16) + k % 4), rows, use_ptx)
+            partial = tl.dot(weights, tl.load(group_x + k * 32))
+            code = (tl.load(exponent_ptr + in_order + k // 4 * rows) >> (8 * (k % 4))) & 0xFF
+            exponent = tl.where(code == 0, 1 << 22, code << 23).to(tl.float32, bitcast=True)  # 2^-127 is subnormal
+            scale = tl.load(scale_ptr + column + k // 4 * tokens).to(tl.float32, bitcast=True)
+            total += partial * scale[None, :] * exponent[:, None]
+    return total
