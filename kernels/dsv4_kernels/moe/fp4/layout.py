@@ -10,8 +10,8 @@ are ordered so that a thread of a warpgroup finds its part of the tensor core's 
   nibble, as selectors of a byte permutation. Bit 8 i + 7 is the sign of first weight i, bit 8 i + 3 of second weight i.
 
 A group of 32 columns has a scale 2^e. Where the exponents of a tile lie within 12 octaves, the tile has one exponent
-and its groups have offsets of 0..11, which the kernel folds into the e4m3 value: every FP4 value times any of the twelve
-is exact in e4m3. All-zero groups do not count. Where one tile does not fit, the whole matrix keeps its scale bytes, and
+and its groups have offsets of 0..11, which the kernel folds into the e4m3 value: every FP4 value times any of them is
+exact in e4m3. All-zero groups do not count. Where one tile does not fit, the whole matrix keeps its scale bytes, and
 the kernel multiplies each group's product by its scale: slower, and exact for any scales.
 """
 
