@@ -40,6 +40,8 @@ from dsv4_cluster.sampling.logprobs import top_logprobs
 from dsv4_cluster.sampling.sampler import sample_tokens
 from dsv4_cluster.speculation.proposer import Proposer
 
+GRAMMAR_WAIT_S = 0.005  # commands to an engine that only waits for grammars are taken after at most this
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceExport:
@@ -79,20 +81,28 @@ class EngineCore:
             think_end_token_id=loaded.think_end_token_id,
             device=loaded.device,
         )
-        self._drafting = Drafting(loaded, speculation or SpeculationConfig(), self._draft_row, proposer=proposer)
-        self._scheduler = Scheduler(
-            self._residency,
-            max_num_seqs=engine.max_num_seqs,
-            max_num_batched_tokens=engine.max_num_batched_tokens,
-            draft_limits=self._drafting.limits,
-        )
-        self._sequences: dict[str, Sequence] = {}
         self._constraints = Constraints(
             loaded.checkpoint_dir,
             vocab_size=loaded.config.vocab_size,
             eos_token_id=loaded.config.eos_token_id,
             device=loaded.device,
+            clock=self._clock,
         )
+        self._drafting = Drafting(
+            loaded,
+            speculation or SpeculationConfig(),
+            self._draft_row,
+            prepare=self._constraints.prepare,
+            proposer=proposer,
+        )
+        self._scheduler = Scheduler(
+            self._residency,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=engine.max_num_batched_tokens,
+            draft_limits=self._draft_limits,
+            may_sample=self._constraints.may_sample,
+        )
+        self._sequences: dict[str, Sequence] = {}
         self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
         self._num_steps = 0
@@ -111,6 +121,14 @@ class EngineCore:
         """Load a checkpoint and allocate the pools. Raises: CheckpointError, ConfigError."""
         loaded = load_model(checkpoint_dir, engine, kv, speculation, parallel or ParallelState())
         return cls(loaded, engine, kv, speculation)
+
+    def load_vocabulary(self) -> None:
+        """Prepare for constrained answers; otherwise the first one does it while its prompt is computed.
+
+        Does nothing for a tokenizer that has no </think>, without which there are none. Raises: CheckpointError.
+        """
+        if self._loaded.think_end_token_id is not None:
+            self._constraints.load_vocabulary()
 
     @property
     def loaded(self) -> LoadedModel:
@@ -144,13 +162,16 @@ class EngineCore:
     def step(self) -> StepOutput:
         """Compute one step. A request with non-finite logits ends with an error chunk; the others go on.
 
-        So does one whose deadline has passed, before anything is computed for it.
+        So does one whose deadline has passed or whose grammar failed, before anything is computed for it. Where all
+        that is left waits for grammars, the step sleeps for at most GRAMMAR_WAIT_S and computes nothing.
         """
         started = time.perf_counter()
-        expired = tuple(self._expire(sequence) for sequence in self._scheduler.expired(self._clock.now_s()))
+        failed = self._fail_early()
         plan = self._scheduler.plan()
         if not plan.scheduled:
-            return StepOutput(plan.step_id, expired)
+            if self._scheduler.has_work():
+                self._constraints.wait(GRAMMAR_WAIT_S)
+            return StepOutput(plan.step_id, failed)
         plan = self._drafting.propose(plan, self._sequences, self._kv.slot)
         drafted = time.perf_counter()
         self._constraints.begin({chunk.request_id: chunk.draft_token_ids for chunk in plan.scheduled if chunk.samples})
@@ -165,7 +186,7 @@ class EngineCore:
         self._drafting.record_step(plan, time.perf_counter() - drafted)
         self._num_steps += 1
         self._last_step_ms = (time.perf_counter() - started) * 1e3
-        return StepOutput(plan.step_id, (*expired, *chunks), plan.num_tokens)
+        return StepOutput(plan.step_id, (*failed, *chunks), plan.num_tokens)
 
     def export_sequence(self, request_id: str) -> SequenceExport:
         """Copy the live cache bytes of a held sequence; `abort` frees it afterwards.
@@ -252,13 +273,17 @@ class EngineCore:
                 owner.prompt_logprobs[position] = entry
 
     def _sample(self, plan: StepPlan, streams: torch.Tensor, logits_rows: torch.Tensor) -> list[Outcome]:
-        """Advance every scheduled sequence; those at their end get the tokens that were sampled or verified."""
+        """Advance every scheduled sequence; those at their end get the tokens that were sampled or verified.
+
+        One whose masks are late gets none, and computes its last token again later, to the same rows.
+        """
         for chunk in plan.scheduled:
             self._sequences[chunk.request_id].num_computed_tokens = chunk.end
         sampling = [(chunk, self._sequences[chunk.request_id]) for chunk in plan.scheduled if chunk.samples]
         if not sampling:
             return []
-        masks = self._constraints.collect()
+        logits = self._runner.logits(streams, logits_rows)
+        masks, late = self._constraints.collect()
         rows = [
             self._rows.row(
                 sequence,
@@ -268,13 +293,19 @@ class EngineCore:
             for chunk, sequence in sampling
             for num_drafts in range(chunk.num_drafts + 1)
         ]
-        logits = self._runner.logits(streams, logits_rows)
         sampled = sample_tokens(logits, SamplingBatch.build(rows, logits.device))
         outcomes, first_row = [], 0
         for chunk, sequence in sampling:
-            outcomes.append(take_tokens(chunk, sequence, sampled, first_row, self.config.eos_token_id))
+            if chunk.request_id in late:
+                sequence.num_computed_tokens = chunk.end - 1
+            else:
+                outcomes.append(take_tokens(chunk, sequence, sampled, first_row, self.config.eos_token_id))
             first_row += chunk.num_drafts + 1
         return outcomes
+
+    def _draft_limits(self, decoding: Seq[Sequence], budget: int) -> dict[str, int]:
+        drafting = [sequence for sequence in decoding if self._constraints.may_draft(sequence.request_id)]
+        return self._drafting.limits(drafting, budget)
 
     def _draft_row(self, sequence: Sequence, draft_token_ids: Seq[int]) -> SamplingRow:
         """How the token after these drafts would be chosen, so that drafts keep to the sequence's constraint."""
@@ -289,7 +320,7 @@ class EngineCore:
             message = f"{sequence.request_id}: logits for position {position} are not finite"
             self._residency.discard(sequence)
             return self._fail(sequence, NonFiniteLogitsError(message))
-        error = self._constraints.accept(sequence.request_id, outcome.token_ids)
+        error = self._constraints.error_after(sequence.request_id, len(outcome.token_ids))
         if error is not None:
             return self._fail(sequence, error)
         is_first = sequence.num_generated_tokens == 1
@@ -300,6 +331,8 @@ class EngineCore:
             self.abort(sequence.request_id)
         elif sequence.hold_after_prefill:
             self._scheduler.hold(sequence)
+        else:
+            self._constraints.accept(sequence.request_id, outcome.token_ids)
         return TokenChunk(
             request_id=sequence.request_id,
             token_ids=outcome.token_ids,
@@ -311,6 +344,12 @@ class EngineCore:
             num_drafted=outcome.num_drafted,
             num_accepted=outcome.num_accepted,
         )
+
+    def _fail_early(self) -> tuple[TokenChunk, ...]:
+        """End the requests for which nothing more is to be computed."""
+        expired = tuple(self._expire(sequence) for sequence in self._scheduler.expired(self._clock.now_s()))
+        failures = self._constraints.failures().items()
+        return expired + tuple(self._fail(self._sequences[request_id], error) for request_id, error in failures)
 
     def _expire(self, sequence: Sequence) -> TokenChunk:
         error = DeadlineExceededError(

@@ -39,6 +39,7 @@ from dsv4_cluster.speculation.mtp_proposer import MTPProposer
 from dsv4_cluster.speculation.proposer import DraftRow, Proposer
 
 RowOf = Callable[[Sequence, Seq[int]], SamplingRow]  # how the token after a sequence and these drafts is chosen
+Prepare = Callable[[str, Seq[int]], None]  # told of a request id and drafts before RowOf is
 
 # Cost of one more row, as a share of a step's fixed cost. An assumption, used until steps of several sizes were timed.
 DEFAULT_ROW_SHARE = 0.25
@@ -48,12 +49,19 @@ class Drafting:
     """One engine's drafts. Without a proposer it hands out none; without an MTP layer it keeps no rows."""
 
     def __init__(
-        self, loaded: LoadedModel, speculation: SpeculationConfig, row_of: RowOf, *, proposer: Proposer | None = None
+        self,
+        loaded: LoadedModel,
+        speculation: SpeculationConfig,
+        row_of: RowOf,
+        *,
+        prepare: Prepare,
+        proposer: Proposer | None = None,
     ) -> None:
         """proposer: instead of the MTP layer, which then still gets its rows."""
         self._loaded = loaded
         self._config = speculation
         self._row_of = row_of
+        self._prepare = prepare
         self._proposer = proposer
         if proposer is None and loaded.mtp is not None:
             self._proposer = MTPProposer(loaded.mtp, loaded.model, loaded.pools.layer_caches, loaded.device)
@@ -123,7 +131,13 @@ class Drafting:
         rows.write()
 
     def _draft_row(self, sequence: Sequence, slot: int, num_drafts: int) -> DraftRow:
-        return DraftRow(sequence.token_ids, slot, num_drafts, lambda drafts: self._row_of(sequence, drafts))
+        return DraftRow(
+            sequence.token_ids,
+            slot,
+            num_drafts,
+            sampling_row=lambda drafts: self._row_of(sequence, drafts),
+            prepare=lambda drafts: self._prepare(sequence.request_id, drafts),
+        )
 
     def _worthwhile(self, decoding: Seq[Sequence], limits: list[int]) -> list[int]:
         prior = self._acceptance.rates()

@@ -5,6 +5,9 @@ the least served tenant (`fairness.py`). Pages are taken as sequences grow; when
 sequence gives its pages back and waits again, before all others of its priority. A waiting sequence may also send away
 running ones of a higher priority number, never its equals. The most urgent sequence therefore always advances, and
 since `add` refuses a request that could not fit alone, the engine never deadlocks.
+
+A sequence that may not be sampled yet (its grammar is being compiled) advances up to its last token and no further; it
+delays nobody else.
 """
 
 from collections.abc import Callable
@@ -16,11 +19,17 @@ from dsv4_cluster.engine.sequence import Sequence, SequenceStatus
 from dsv4_cluster.engine.step import ScheduledChunk, StepPlan
 
 DraftLimits = Callable[[Seq[Sequence], int], dict[str, int]]  # (decoding sequences, tokens to spare) -> drafts by id
+MaySample = Callable[[str], bool]  # of a request id: whether its next token could be chosen now
 
 
 def no_drafts(sequences: Seq[Sequence], budget: int) -> dict[str, int]:  # noqa: ARG001
     """Plain decoding."""
     return {}
+
+
+def always(request_id: str) -> bool:  # noqa: ARG001
+    """Nothing to wait for."""
+    return True
 
 
 class Scheduler:
@@ -33,9 +42,11 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         draft_limits: DraftLimits = no_drafts,
+        may_sample: MaySample = always,
     ) -> None:
         self._residency = residency
         self._draft_limits = draft_limits
+        self._may_sample = may_sample
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._shares = TenantShares()
@@ -99,7 +110,7 @@ class Scheduler:
         for sequence in self._by_urgency():
             num_tokens = self._num_tokens(sequence, budget)
             if num_tokens == 0 or sequence.status is not SequenceStatus.RUNNING:
-                continue  # out of budget, or preempted a moment ago
+                continue  # out of budget, not to be sampled yet, or preempted a moment ago
             if not self._reserve(sequence, num_tokens, scheduled, preempted):
                 continue
             wanted = min(num_drafts.get(sequence.request_id, 0), budget - num_tokens)
@@ -142,7 +153,7 @@ class Scheduler:
 
     def _num_drafts(self, budget: int) -> dict[str, int]:
         """Drafts by request id. Every answer gets its one token first; of the rest, prompts are left at least half."""
-        decoding = [sequence for sequence in self.running if sequence.is_decoding]
+        decoding = [s for s in self.running if s.is_decoding and self._may_sample(s.request_id)]
         spare = max(0, budget - len(decoding))
         has_prompts = bool(self.waiting) or len(decoding) < len(self.running)
         return self._draft_limits(decoding, spare // 2 if has_prompts else spare)
@@ -169,16 +180,25 @@ class Scheduler:
         for sequence in self.waiting.by_turn():
             if budget <= 0 or preempted:
                 return
-            not_less_urgent = (s for s in self.running if s.request.priority <= sequence.request.priority)
-            if self._residency.is_coming(sequence, not_less_urgent):
+            if self._residency.is_coming(sequence, self._advancing(sequence.request.priority)):
                 continue
             if not self._start_waiting(sequence):
                 budget += self._send_away(sequence, scheduled, preempted)
                 if not preempted or not self._start_waiting(sequence):
                     return
             num_tokens = self._num_tokens(sequence, budget)
-            self._take(sequence, num_tokens, scheduled)
-            budget -= num_tokens
+            if num_tokens:
+                self._take(sequence, num_tokens, scheduled)
+                budget -= num_tokens
+
+    def _advancing(self, priority: int) -> list[Sequence]:
+        """Running sequences, not less urgent than `priority`, that will get somewhere by themselves."""
+        return [
+            sequence
+            for sequence in self.running
+            if sequence.request.priority <= priority
+            and (sequence.num_uncomputed_tokens > 1 or self._may_sample(sequence.request_id))
+        ]
 
     def _start_waiting(self, sequence: Sequence) -> bool:
         if len(self.running) >= self._max_num_seqs or not self._residency.admit(sequence):
@@ -212,8 +232,13 @@ class Scheduler:
         self._shares.serve(sequence.request.tenant, num_tokens + num_drafts)
 
     def _num_tokens(self, sequence: Sequence, budget: int) -> int:
-        """Tokens of its next chunk: what is left, within the budget, cut where the prefix cache keeps a boundary."""
+        """Tokens of its next chunk: what is left, within the budget, cut where the prefix cache keeps a boundary.
+
+        The last token is left alone while what it leads to could not be chosen.
+        """
         num_tokens = min(sequence.num_uncomputed_tokens, budget)
+        if num_tokens == sequence.num_uncomputed_tokens and not self._may_sample(sequence.request_id):
+            num_tokens -= 1
         if num_tokens <= 1:
             return num_tokens
         return self._residency.cut(sequence, sequence.num_computed_tokens + num_tokens) - sequence.num_computed_tokens

@@ -41,6 +41,8 @@ class MTPProposer:
                 MTPSpan(rows[i].slot, len(rows[i].token_ids) - 2 + depth, [(drafts[i] or rows[i].token_ids)[-1]])
                 for i in active
             ]
+            for i in active:
+                rows[i].prepare(drafts[i])
             streams = self._mtp(mtp_batch(spans, self._caches, self._device), streams, self._main)
             sampled, is_finite = self._sample(streams, [rows[i].sampling_row(drafts[i]) for i in active])
             going_on = []

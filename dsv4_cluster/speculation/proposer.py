@@ -15,6 +15,7 @@ class DraftRow:
     slot: int  # of the sequence's rings
     num_drafts: int  # >= 1
     sampling_row: Callable[[Sequence[int]], SamplingRow]  # how the token after these drafts is chosen
+    prepare: Callable[[Sequence[int]], None]  # start in the background what `sampling_row` of these drafts will need
 
 
 class Proposer(Protocol):

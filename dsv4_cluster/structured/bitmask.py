@@ -26,6 +26,11 @@ def pack(token_ids: Iterable[int], vocab_size: int) -> PackedMask:
     return packed
 
 
+def is_allowed(mask: PackedMask, token_id: int) -> bool:
+    """Whether the bit of a token is set."""
+    return bool(mask.view(np.uint32)[token_id // _WORD_BITS] >> np.uint32(token_id % _WORD_BITS) & np.uint32(1))
+
+
 def allow(mask: PackedMask, token_id: int) -> None:
     """Set one bit."""
     mask.view(np.uint32)[token_id // _WORD_BITS] |= np.uint32(1 << token_id % _WORD_BITS)

@@ -25,6 +25,7 @@ import numpy as np
 from dsv4_cluster.errors import InvalidRequestError
 from dsv4_cluster.structured.bitmask import PackedMask, allow, forbid
 from dsv4_cluster.structured.dsml import BlockStart
+from dsv4_cluster.structured.source import short_reason
 from dsv4_cluster.structured.vocabulary import DSML_MARK
 
 if TYPE_CHECKING:
@@ -116,14 +117,23 @@ class Matcher:
         return state.parser.is_accepting() if is_eos else state.parser.validate_tokens([token_id]) == 1
 
     def accept(self, token_id: int) -> None:
-        """Advance by one token. Raises: InvalidRequestError when it is not allowed or the parser is at a dead end."""
+        """Advance by one token. Raises: InvalidRequestError when it is not allowed or the parser runs into its limits;
+        the matcher stays where it was.
+        """
         if not self.accepts(token_id):
+            parser = self._state.parser
+            if parser is not None and parser.is_error():
+                raise _lost(parser)
             raise InvalidRequestError(f"token {token_id} breaks the constraint of the answer ({self.phase.value})")
-        self._history.append(self._state)
+        before = self._state
         self._state = self._after(token_id)
+        self._history.append(before)
 
     def rollback(self, num_tokens: int) -> None:
-        """Take the last `num_tokens` accepted tokens back; at most MAX_ROLLBACK_TOKENS."""
+        """Take the last `num_tokens` accepted tokens back; at most MAX_ROLLBACK_TOKENS.
+
+        Raises: InvalidRequestError when the parser had run into its limits; the matcher is then of no more use.
+        """
         if num_tokens == 0:
             return
         assert num_tokens <= len(self._history), (num_tokens, len(self._history))
@@ -133,8 +143,9 @@ class Matcher:
         parser = self._state.parser
         if parser is not None:
             assert parser is current.parser, "a parser is made once per answer"
-            if current.num_parsed > self._state.num_parsed:
-                parser.rollback(current.num_parsed - self._state.num_parsed)
+            num_parsed = current.num_parsed - self._state.num_parsed
+            if num_parsed and not parser.rollback(num_parsed):
+                raise _lost(parser)
 
     def copy(self) -> Matcher:
         """An independent matcher in the same place; it cannot be rolled back beyond it."""
@@ -149,7 +160,7 @@ class Matcher:
         assert parser is not None and out.flags.c_contiguous and len(out) == vocabulary.num_words
         parser.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
         if parser.is_error():
-            raise InvalidRequestError(f"the constraint of the answer cannot be followed further: {parser.get_error()}")
+            raise _lost(parser)
         if parser.is_stopped() and not parser.is_accepting():
             raise InvalidRequestError(
                 f"the constraint of the answer leads into a dead end ({parser.stop_reason()}): no text completes it"
@@ -168,7 +179,8 @@ class Matcher:
         tail = self._tail_after(token_id)
         if state.phase is Phase.GRAMMAR:
             assert state.parser is not None
-            state.parser.consume_token(token_id)
+            if not state.parser.consume_token(token_id):
+                raise _lost(state.parser)
             return _State(state.phase, state.parser, state.num_parsed + 1, tail)
         if state.phase is Phase.TEXT:
             if token_id == vocabulary.dsml_token_id:
@@ -195,3 +207,9 @@ class Matcher:
         if token_id in vocabulary.special_token_ids and token_id != vocabulary.dsml_token_id:
             return b""
         return (self._state.tail + vocabulary.token_bytes(token_id))[-_TAIL_BYTES:]
+
+
+def _lost(parser: llguidance.LLMatcher) -> InvalidRequestError:
+    """The library reports errors as a state in which it answers on, with EOS as the only token allowed."""
+    reason = short_reason(parser.get_error() or str(parser.stop_reason()))
+    return InvalidRequestError(f"the constraint of the answer cannot be followed further: {reason}")

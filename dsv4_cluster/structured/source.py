@@ -86,10 +86,14 @@ def _validate(source: str, label: str) -> None:
 
 
 def _not_enforceable(label: str, reason: str) -> InvalidRequestError:
-    """Without the listing of the grammar that the library appends."""
+    return InvalidRequestError(f"the {label} cannot be enforced: {short_reason(reason)}")
+
+
+def short_reason(reason: str) -> str:
+    """What llguidance says is wrong, without its listing of the grammar and without a backtrace."""
     lines = itertools.takewhile(lambda line: not _LISTING.match(line), reason.strip().splitlines())
     text = _POSITION.sub("", " ".join(line.strip() for line in lines))
-    return InvalidRequestError(f"the {label} cannot be enforced: {text[:MAX_ERROR_CHARS]}")
+    return text.partition("<backtrace>")[0].strip()[:MAX_ERROR_CHARS]
 
 
 def _checked_size(spec: StructuredSpec) -> str:

@@ -39,5 +39,6 @@ def build_runtime(spec: WorkerSpec, callbacks: LoopCallbacks) -> WorkerRuntime:
         spec.speculation,
         parallel=ParallelState(tp_rank=spec.rank, tp_size=tp_size),
     )
+    core.load_vocabulary()
     transport = create_transport(spec.transfer, clock=MonotonicClock(), advertise_host=ray.util.get_node_ip_address())
     return WorkerRuntime(EngineLoop(core, callbacks), transport, core.layout_id, core.max_model_len)

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from dsv4_cluster.clock import MonotonicClock
 from dsv4_cluster.engine.constraints import Constraints
 from dsv4_cluster.errors import InvalidRequestError
 from dsv4_cluster.protocol.output import FinishReason
@@ -118,13 +119,13 @@ def test_a_preempted_answer_goes_on_under_its_constraint(make_engine, ask, run, 
         assert re.fullmatch(spec.schema, _text(tokenizer, answer.token_ids))
 
 
-def test_a_handed_over_answer_goes_on_under_its_constraint(make_engine, ask, run, tokenizer):
+def test_a_handed_over_answer_goes_on_under_its_constraint(make_engine, ask, run, step_until_chunk, tokenizer):
     request = ask("a", 40, REGEX)
     whole = run(make_engine(), request)["a"]
 
     prefill, decode = make_engine(), make_engine()
     prefill.add(request, hold_after_prefill=True)
-    (first,) = prefill.step().chunks
+    first = step_until_chunk(prefill)
     export = prefill.export_sequence("a")
     prefill.abort("a")
     assert decode.import_sequence(request, first.token_ids[0], export.segments)
@@ -230,8 +231,11 @@ def test_aborted_requests_leave_no_constraint_behind(make_engine, ask):
 
 
 def test_mask_rows_follow_the_drafts_up_to_the_first_refused_one(toy_dir, toy_model, ask, tokenizer):
-    constraints = Constraints(toy_dir, vocab_size=512, eos_token_id=EOS, device=toy_model.device)
+    constraints = Constraints(
+        toy_dir, vocab_size=512, eos_token_id=EOS, device=toy_model.device, clock=MonotonicClock()
+    )
     constraints.add(ask("a", 9, REGEX))
+    constraints.wait(10)
     a, x = (tokenizer.encode(text)[0] for text in "ax")
 
     rows = constraints.mask_rows("a", [a, a, x, a])

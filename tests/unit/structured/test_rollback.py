@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from dsv4_cluster.engine.constraints import walk_drafts
 from dsv4_cluster.structured.matcher import MAX_ROLLBACK_TOKENS, Phase
+from dsv4_cluster.structured.walk import DraftWalk
 from tests.kit.grammar_walk import EOS, allowed_ids, draw, fresh_matcher, load_vocabulary
 
 TOOLS = json.dumps([{"type": "function", "function": {"name": "add", "parameters": {}}}])
@@ -36,6 +36,13 @@ def _draw(matcher, vocabulary, rng, *, allow_eos=True) -> int:
         return rng.choice(less)
     token_id = draw(matcher, vocabulary, rng)
     return token_id if allow_eos or token_id != EOS or len(ids) == 1 else rng.choice([i for i in ids if i != EOS])
+
+
+def _ids(row, vocabulary) -> list[int]:
+    """Token ids of a row of a walk."""
+    if row is None:
+        return list(range(vocabulary.vocab_size))
+    return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
 
 
 @pytest.mark.parametrize(("kind", "schema", "thinking"), CASES)
@@ -84,14 +91,16 @@ def test_walking_drafts_gives_the_masks_of_every_row_and_moves_nothing(compile_g
             expected.append(allowed_ids(scout, vocabulary))
         before = allowed_ids(matcher, vocabulary)
 
-        num_free, rows = walk_drafts(matcher, drafts, num_words=vocabulary.num_words)
+        strangers = [_draw(matcher, vocabulary, rng)]
+        walk = DraftWalk(matcher, vocabulary.vocab_size)
+        steps = [drafts[:1], drafts, strangers, [*strangers, *drafts], drafts[:2], drafts]
+        rows = [walk.rows(step) for step in steps]
+        walk.end()
 
-        assert all(len(ids) == vocabulary.vocab_size for ids in expected[:num_free])
-        assert num_free == 4 if rows is None else num_free < 4
-        if rows is not None:
-            bits = np.unpackbits(rows.view(np.uint8), axis=-1, bitorder="little")
-            assert [np.flatnonzero(row).tolist() for row in bits] == expected
-        assert allowed_ids(matcher, vocabulary) == before
+        assert [_ids(row, vocabulary) for row in rows[-1]] == expected
+        assert [_ids(row, vocabulary) for row in rows[-2]] == expected[:3]
+        assert len(rows[0]) == 2 and all(row is None or row.any() for found in rows for row in found)
+        assert walk.error is None and allowed_ids(matcher, vocabulary) == before
 
 
 def test_rows_end_at_the_first_refused_draft(compile_grammar, rng):
@@ -99,9 +108,9 @@ def test_rows_end_at_the_first_refused_draft(compile_grammar, rng):
     matcher = fresh_matcher(compile_grammar("regex", "[ab]{9}"))
     a, x = (next(i for i in range(512) if vocabulary.token_bytes(i) == text) for text in (b"a", b"x"))
 
-    _, rows = walk_drafts(matcher, [a, a, x, a], num_words=vocabulary.num_words)
+    walk = DraftWalk(matcher, vocabulary.vocab_size)
 
-    assert len(rows) == 3
+    assert [len(walk.rows(drafts)) for drafts in ([a, a, x, a], [x], [a, a, a])] == [3, 1, 4]
 
 
 @pytest.mark.parametrize(("kind", "schema", "thinking"), CASES)
