@@ -24,9 +24,18 @@ import deepseek_recipe as recipe
 
 from dsv4_cluster.tokenizer.detokenizer import IncrementalDetokenizer
 from dsv4_cluster.tokenizer.dsml_block import Properties, ToolBlock
-from dsv4_cluster.tokenizer.dsml_tags import TRIGGERS, Tag, TagKind, Unfinished, first_trigger, parse_tag
-from dsv4_cluster.tokenizer.text import TextTokenizer
+from dsv4_cluster.tokenizer.dsml_tags import (
+    TRIGGERS,
+    Tag,
+    TagKind,
+    Unfinished,
+    first_trigger,
+    parse_tag,
+    parse_thoughts_end,
+)
+from dsv4_cluster.tokenizer.text import THINK_END, TextTokenizer
 
+_REPLACEMENT = "\ufffd"  # at the end of an answer the parser takes its token for half a character and drops it
 Logprobs = tuple[float, list[tuple[int, float]]]  # the token's own value, alternatives with theirs
 
 
@@ -45,8 +54,9 @@ class _Output:
     chunks: list[recipe.InferenceChunk] = field(default_factory=list)
 
     def add_piece(self, piece: _Piece) -> None:
-        if not piece.tokens:
-            self.add_text(piece.text, 0)
+        if not piece.tokens or piece.text.endswith(_REPLACEMENT):
+            self.add_text(piece.text, len(piece.tokens))
+            return
         for token_id, logprobs in piece.tokens:
             self.chunks.append(recipe.InferenceChunk.tokens([token_id], None if logprobs is None else [logprobs]))
 
@@ -137,7 +147,7 @@ class MarkupScanner:
         if _is_call(tag) and (tag.name in self._tools or not self._tools):
             is_call, end = True, start
         self._release(out, start)
-        out.add_text("", self._drop(end - start))
+        out.add_text(THINK_END if tag.kind is TagKind.THOUGHTS else "", self._drop(end - start))
         self._block = self._new_block() if is_call else None
         return False
 
@@ -145,7 +155,8 @@ class MarkupScanner:
         """(where, what)."""
         start = first_trigger(self._text)
         while start >= 0:
-            tag = parse_tag(self._text, start, is_last=is_last, takes_unmarked=False)
+            tag = parse_thoughts_end(self._text, start, is_last=is_last)
+            tag = tag or parse_tag(self._text, start, is_last=is_last, takes_unmarked=False)
             if tag is not None:
                 return start, tag
             start = first_trigger(self._text, start + 1)

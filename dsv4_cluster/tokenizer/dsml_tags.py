@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
+from dsv4_cluster.tokenizer.text import THINK_END
+
 MAX_TAG_CHARS = 2048  # an opening tag that is still open after so many characters is cut at its first ">"
 TRIGGERS = ("<", "｜")  # every tag starts with one of these
 _BARS = r"[|｜]"
@@ -33,9 +35,11 @@ class TagKind(Enum):
     WRAPPER = "tool_calls"
     INVOKE = "invoke"
     PARAMETER = "parameter"
+    THOUGHTS = "think"  # closing tag only; it has no mark
     OTHER = ""  # a mark with nothing known behind it
 
 
+_MARKED_KINDS = (TagKind.WRAPPER, TagKind.INVOKE, TagKind.PARAMETER)
 _KINDS = {
     **dict.fromkeys(("toolcalls", "toolcall", "tools", "tool", "functioncalls", "calls"), TagKind.WRAPPER),
     **dict.fromkeys(("invoke", "call", "function", "functioncall"), TagKind.INVOKE),
@@ -92,12 +96,19 @@ def parse_tag(text: str, start: int, *, is_last: bool, takes_unmarked: bool) -> 
     return _opening_tag(text, kind, identifier.end(), is_last=is_last, is_marked=True)
 
 
+def parse_thoughts_end(text: str, start: int, *, is_last: bool) -> Tag | Unfinished | None:
+    """The same for the end of the thoughts: one special token, or its spelling."""
+    if text.startswith(THINK_END, start):
+        return Tag(kind=TagKind.THOUGHTS, end=start + len(THINK_END), is_closing=True)
+    return Unfinished.TAG if not is_last and THINK_END.startswith(text[start:]) else None
+
+
 def _kind(identifier: str) -> TagKind:
     """Also of a name that was cut short."""
     known = _KINDS.get(identifier.replace("_", "").replace("-", "").lower())
     if known is not None:
         return known
-    cut = (kind for kind in TagKind if identifier and kind.value.startswith(identifier))
+    cut = (kind for kind in _MARKED_KINDS if identifier and kind.value.startswith(identifier))
     return next(cut, TagKind.OTHER)
 
 
