@@ -13,7 +13,7 @@ import torch
 from dsv4_cluster.bench.engine_cases import DecodeSample, answer_tokens, random_prompt, time_decode, time_first_token
 from dsv4_cluster.bench.engine_report import EngineRun, Measurement
 from dsv4_cluster.bench.hardware import describe_hardware
-from dsv4_cluster.bench.roofline import decode_weight_bytes, read_bandwidth
+from dsv4_cluster.bench.roofline import bytes_per_expert_weight, decode_weight_bytes, read_bandwidth
 from dsv4_cluster.config.engine_config import EngineConfig
 from dsv4_cluster.config.kv_config import PAGE_TOKENS, KVConfig
 from dsv4_cluster.config.speculation_config import SpeculationConfig
@@ -106,6 +106,7 @@ class _Session:
         self._dtype = compute_dtype(self._engine_config, torch.device(bench.device))
         self._bytes_per_s = read_bandwidth(bench.device)
         self._engine = self._load(num_drafts=0)
+        self._expert_weight_bytes = bytes_per_expert_weight(self._engine.loaded.model, self._engine.config)
         self._unavailable: dict[str, str] = {}
 
     def measure(self, part: Part) -> Iterator[Measurement]:
@@ -162,7 +163,9 @@ class _Session:
         for context in self._bench.decode_contexts:
             for batch in self._bench.decode_batches:
                 samples = self._decode_samples(self._engine, batch, context, num_drafts=0)
-                weight_bytes = decode_weight_bytes(self._engine.config, self._dtype, batch)
+                weight_bytes = decode_weight_bytes(
+                    self._engine.config, self._dtype, batch, bytes_per_expert_weight=self._expert_weight_bytes
+                )
                 step_s = sorted(sample.seconds / sample.num_steps for sample in samples)[len(samples) // 2]
                 yield Measurement(
                     name="decode",

@@ -17,7 +17,7 @@ from dsv4_cluster.kv.layout import KVLayout
 from dsv4_cluster.kv.pools import KVPools
 from dsv4_cluster.model.mtp import MTPModule
 from dsv4_cluster.model.transformer import Transformer
-from dsv4_cluster.model.weight_map import load_weights, pack_weights
+from dsv4_cluster.model.weight_map import load_packed
 from dsv4_cluster.parallel.state import ParallelState
 from dsv4_cluster.tokenizer.text import THINK_END, special_token_id
 from dsv4_cluster.weights.reader import Checkpoint
@@ -61,12 +61,11 @@ def load_model(
         check_mtp(checkpoint, f"speculation.num_draft_tokens is {speculation.num_draft_tokens!r}")
     limit = max_model_len(config, engine, kv)
     layout = KVLayout.build(config, kv, dtype, num_mtp_layers=num_mtp_layers, fingerprint=checkpoint.fingerprint)
-    plan = _checked_plan(config, layout, engine, kv, parallel, dtype, limit)
+    plan = _checked_plan(checkpoint, layout, engine, kv, parallel, dtype, limit)
     model = Transformer(
         config, parallel, dtype=dtype, device=device, kv_cache_dtype=kv.kv_cache_dtype, indexer_dtype=kv.indexer_dtype
     )
-    load_weights(model, checkpoint, parallel)
-    pack_weights(model)
+    load_packed(model, checkpoint, parallel)
     check_deterministic(engine, model, dtype, device)
     mtp = load_mtp(checkpoint, kv, parallel, dtype=dtype, device=device) if num_mtp_layers else None
     pools = KVPools.allocate(layout, kv.num_pages, engine.max_num_seqs, device)
@@ -75,7 +74,7 @@ def load_model(
 
 
 def _checked_plan(
-    config: ModelConfig,
+    checkpoint: Checkpoint,
     layout: KVLayout,
     engine: EngineConfig,
     kv: KVConfig,
@@ -84,8 +83,17 @@ def _checked_plan(
     limit: int,
 ) -> MemoryPlan:
     """What loading will take. Raises: ConfigError when it does not fit."""
-    plan = plan_memory(config, layout, engine, kv, parallel, dtype=dtype, max_model_len=limit)
     device = torch.device(engine.device)
+    plan = plan_memory(
+        checkpoint.config,
+        layout,
+        engine,
+        kv,
+        parallel,
+        dtype=dtype,
+        max_model_len=limit,
+        has_fp4_experts=checkpoint.has_fp4_experts and choose("gemm", device, dtype) == "native",
+    )
     plan.check(
         device_bytes=engine.memory_limit_bytes or memory_of(device),
         host_bytes=memory_of(torch.device("cpu")),
@@ -99,8 +107,7 @@ def load_mtp(
 ) -> MTPModule:
     """The checkpoint's MTP layer with its weights. Raises: CheckpointError."""
     mtp = MTPModule(checkpoint.config, parallel, dtype=dtype, device=device, kv_cache_dtype=kv.kv_cache_dtype)
-    load_weights(mtp, checkpoint, parallel, prefix="mtp.0.")
-    pack_weights(mtp)
+    load_packed(mtp, checkpoint, parallel, prefix="mtp.0.")
     return mtp.eval()
 
 

@@ -28,8 +28,10 @@ from dsv4_cluster.kv.layout import KVLayout
 from dsv4_cluster.kv.snapshot_pool import snapshot_bytes
 from dsv4_cluster.model.mtp import MTPModule
 from dsv4_cluster.model.transformer import Transformer
+from dsv4_cluster.moe.experts import Experts
 from dsv4_cluster.parallel.state import ParallelState
 from dsv4_kernels.dispatch import choose
+from dsv4_kernels.gemm import fp4_bytes
 
 _TILE_VALUES = 1 << 24  # fp32 values that a tiled product of the kernels holds at once
 _TILE_ROWS = 128  # most queries of a tile in the torch attention
@@ -85,11 +87,16 @@ def plan_memory(
     *,
     dtype: torch.dtype,
     max_model_len: int,
+    has_fp4_experts: bool = False,
 ) -> MemoryPlan:
-    """Count, without allocating. dtype: of weights and activations. max_model_len: the longest sequence, in tokens."""
+    """Count, without allocating.
+
+    dtype: of weights and activations. max_model_len: the longest sequence, in tokens. has_fp4_experts: they stay FP4;
+    experts of other checkpoints count in `dtype`, and take less when all of them turn out to be FP4 values.
+    """
     is_native = choose("indexer", torch.device(engine.device), dtype) == "native"
     return MemoryPlan(
-        weights=_weight_bytes(config, layout, kv, parallel, dtype),
+        weights=_weight_bytes(config, layout, kv, parallel, dtype, has_fp4_experts),
         pages=kv.num_pages * layout.page_bytes,
         sequences=engine.max_num_seqs * layout.seq_slot_bytes,
         snapshots=kv.snapshots_for(engine.max_num_seqs) * snapshot_bytes(layout),
@@ -162,7 +169,12 @@ def _expert_bytes(config: ModelConfig, size: int, num_tokens: int, is_native: bo
 
 
 def _weight_bytes(
-    config: ModelConfig, layout: KVLayout, kv: KVConfig, parallel: ParallelState, dtype: torch.dtype
+    config: ModelConfig,
+    layout: KVLayout,
+    kv: KVConfig,
+    parallel: ParallelState,
+    dtype: torch.dtype,
+    has_fp4_experts: bool,
 ) -> int:
     """Of the modules as they will be built, without their memory."""
     meta = torch.device("meta")
@@ -173,4 +185,8 @@ def _weight_bytes(
     ]
     if any(layer.is_mtp for layer in layout.layers):
         modules.append(MTPModule(config, parallel, dtype=dtype, device=meta, kv_cache_dtype=kv.kv_cache_dtype))
-    return sum(p.numel() * p.element_size() for module in modules for p in module.parameters())
+    total = sum(p.numel() * p.element_size() for module in modules for p in module.parameters())
+    if has_fp4_experts:
+        experts = (m for module in modules for m in module.modules() if isinstance(m, Experts))
+        total -= sum(p.numel() * p.element_size() - fp4_bytes(p.numel()) for m in experts for p in m.parameters())
+    return total

@@ -29,12 +29,12 @@ class SharedExpert(nn.Module):
         self.packed: PackedExperts | None = None
 
     def pack(self) -> None:
-        """As `Linear.pack`; call it instead of packing the three layers."""
+        """As `Experts.pack`; call it instead of packing the three layers."""
         w1, w2, w3 = (layer.weight for layer in (self.w1, self.w2, self.w3))
         self.packed = pack_experts(w1.unsqueeze(0), w2.unsqueeze(0), w3.unsqueeze(0), self._limit)
         if self.packed is not None:
-            for weight, data in ((w1, self.packed.w1), (w2, self.packed.w2), (w3, self.packed.w3)):
-                weight.data = data.view(weight.shape)
+            for weight, matrix in zip((w1, w2, w3), self.packed.matrices, strict=True):
+                weight.data = matrix.data
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, D]. Returns: [T, D] of x's dtype, fp32 when packed."""

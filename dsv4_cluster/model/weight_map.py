@@ -4,7 +4,7 @@ Weights are dequantised to the parameter's dtype while loading; activation quant
 that stay fp32 whatever the compute dtype (spec 3.6) are created as fp32 by their layers. Source: spec 2.1, 2.4.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -30,15 +30,34 @@ class ParameterPart:
     target: torch.Tensor  # view of the parameter
 
 
-def load_weights(model: nn.Module, checkpoint: Checkpoint, parallel: ParallelState, *, prefix: str = "") -> None:
-    """Fill every parameter of `model`, reading only the slices that this rank owns.
+def load_packed(model: nn.Module, checkpoint: Checkpoint, parallel: ParallelState, *, prefix: str = "") -> None:
+    """`load_weights`, then `pack_weights`, with no more than one layer's routed experts unpacked at a time."""
+    done: set[str] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, Experts):
+            load_weights(module, checkpoint, parallel, prefix=f"{prefix}{name}.")
+            module.pack()
+            done.update(f"{name}.{parameter}" for parameter, _ in module.named_parameters())
+    load_weights(model, checkpoint, parallel, prefix=prefix, done=done)
+    pack_weights(model)
+
+
+def load_weights(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    parallel: ParallelState,
+    *,
+    prefix: str = "",
+    done: Collection[str] = (),
+) -> None:
+    """Fill every parameter of `model` but those in `done`, reading only the slices that this rank owns.
 
     prefix: of the checkpoint names, "mtp.0." for the first MTP module.
     Raises: CheckpointError when a tensor is absent or does not fit, or a token's table names an expert that is not
         there; ConfigError when the split does not divide a tensor.
     """
     specs = inventory(checkpoint.config)
-    for part in parameter_parts(model, specs, parallel, prefix=prefix):
+    for part in parameter_parts(model, specs, parallel, prefix=prefix, done=done):
         values = checkpoint.read(part.name, part.index, dtype=part.target.dtype)
         if specs[part.name].dtype == "I64":
             _check_expert_ids(part.name, values, specs[part.name].num_experts)
@@ -48,25 +67,33 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint, parallel: ParallelSta
 def pack_weights(model: nn.Module) -> None:
     """Lay loaded weights out for the CPU kernels, in place; where those do not exist nothing changes.
 
-    The packed parameters keep their shapes and sizes, but their values are in another order: load first, pack last.
+    Packed parameters hold their values in another order or format: load first, pack last.
     """
     done: set[nn.Module] = set()
     for module in model.modules():  # parents first: a packed group of layers packs its members itself
         if isinstance(module, Experts | SharedExpert):
-            module.pack()
+            if module.packed is None:
+                module.pack()
             done.update(module.modules())
         elif isinstance(module, Linear | GroupedLinear) and module not in done:
             module.pack()
 
 
 def parameter_parts(
-    model: nn.Module, specs: Mapping[str, TensorSpec], parallel: ParallelState, *, prefix: str = ""
+    model: nn.Module,
+    specs: Mapping[str, TensorSpec],
+    parallel: ParallelState,
+    *,
+    prefix: str = "",
+    done: Collection[str] = (),
 ) -> Iterator[ParameterPart]:
-    """Where every value of the model's parameters comes from; each parameter is covered exactly once.
+    """Where every value of the model's parameters comes from; each parameter not in `done` is covered exactly once.
 
     Raises: CheckpointError when the inventory lacks a name or its shape differs; ConfigError as `load_weights`.
     """
     for name, parameter in model.named_parameters():
+        if name in done:
+            continue
         for official, target in _targets(prefix + name, parameter.detach(), specs, parallel):
             spec = _spec(specs, official)
             index = _owned_index(spec, parallel)

@@ -28,11 +28,11 @@ class Experts(nn.Module):
         self.packed: PackedExperts | None = None
 
     def pack(self) -> None:
-        """Lay the loaded weights out for the CPU kernels, where they exist; they are not readable afterwards."""
+        """Lay the loaded weights out for the CPU kernels, where they exist; parameters are not readable afterwards."""
         self.packed = pack_experts(self.w1, self.w2, self.w3, self._limit)
         if self.packed is not None:
-            for weight, data in ((self.w1, self.packed.w1), (self.w2, self.packed.w2), (self.w3, self.packed.w3)):
-                weight.data = data.view(weight.shape)
+            for weight, matrix in zip((self.w1, self.w2, self.w3), self.packed.matrices, strict=True):
+                weight.data = matrix.data  # one copy in memory
 
     def forward(self, dispatched: Dispatched) -> torch.Tensor:
         """Returns: [N, D] fp32, the weighted expert outputs in the order of the dispatched rows."""

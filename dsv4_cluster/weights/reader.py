@@ -76,6 +76,12 @@ class Checkpoint:
         return MappingProxyType({name: weight.spec for name, weight in self._weights.items()})
 
     @property
+    def has_fp4_experts(self) -> bool:
+        """All routed experts are stored as packed FP4."""
+        experts = [spec for spec in self.specs.values() if spec.expert_id is not None]
+        return all(spec.granule[1] > 1 for spec in experts)
+
+    @property
     def stored_tensors(self) -> Mapping[str, StoredTensor]:
         """Every tensor of the files by stored name, scales and ignored ones included."""
         return MappingProxyType(self._shards.tensors)

@@ -104,6 +104,31 @@ def test_experts_equal_the_reference_and_tokens_keep_their_bits(num_tokens, dtyp
     close(shared_expert(x, one), alone, dtype)
 
 
+def test_fp4_experts_give_the_bits_of_their_bf16_form(randn):
+    """Codes, signs and exponents of all sizes; one expert more that is no FP4 keeps the other stack in bf16."""
+
+    def fp4(*shape):
+        values = torch.tensor([0, -0.0, 0.5, -1, 1.5, 2, -3, 4, 6])[randn(*shape).abs().mul(4).long().clamp(max=8)]
+        exponents = torch.exp2((randn(*shape[:-1], shape[-1] // 32) * 4 - 4).round()).repeat_interleave(32, -1)
+        return (values * exponents).bfloat16()
+
+    w1, w3, w2 = fp4(4, 96, 288), fp4(4, 96, 288), fp4(4, 288, 96)
+    w1[0, 3, :32], w3[1, :, 32:64] = 0, 2.0**-100
+    other = [torch.cat((w, randn(1, *w.shape[1:]).bfloat16())) for w in (w1, w2, w3)]
+    codes, plain = pack_experts(w1, w2, w3, 10.0), pack_experts(*other, 10.0)
+    assert codes.w1.is_fp4
+    assert not plain.w1.is_fp4
+
+    for num_tokens in (1, 2, 3, 5, 9, 150):
+        x, ids = randn(num_tokens, 288).bfloat16(), randn(num_tokens, 4).argsort(1)[:, :2].contiguous()
+        weights = randn(num_tokens, 2).abs()
+        one, two = (
+            packed_experts(x, ids, weights, packed, first_expert=0, shared=None, out_dtype=torch.float32)
+            for packed in (codes, plain)
+        )
+        assert torch.equal(one, two), num_tokens
+
+
 def test_routing_equals_the_reference_ties_included(randn):
     logits, bias = (randn(50, 16) * 2).round(), randn(16).round()
     options = {"renormalise": True, "scaling": 1.5}

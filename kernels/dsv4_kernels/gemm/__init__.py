@@ -3,6 +3,7 @@
 from dsv4_kernels.gemm.op import (
     PackedExperts,
     PackedWeight,
+    fp4_bytes,
     pack_experts,
     pack_weight,
     packed_experts,
@@ -13,6 +14,7 @@ from dsv4_kernels.gemm.op import (
 __all__ = [
     "PackedExperts",
     "PackedWeight",
+    "fp4_bytes",
     "pack_experts",
     "pack_weight",
     "packed_experts",

@@ -22,14 +22,36 @@ class PackedWeight:
 
 
 @dataclass(frozen=True, slots=True)
+class PackedMatrix:
+    """Stacked matrices [E, N, K] of experts."""
+
+    data: torch.Tensor  # as `native.ops.pack` or `pack_fp4` returns it
+    num_weights: int
+
+    @property
+    def is_fp4(self) -> bool:
+        """Codes and exponents, not values of the compute dtype."""
+        return self.data.dtype == torch.uint8
+
+
+@dataclass(frozen=True, slots=True)
 class PackedExperts:
     """Stacked SwiGLU experts."""
 
-    w1: torch.Tensor  # gate
-    w2: torch.Tensor  # down
-    w3: torch.Tensor  # up
-    intermediate_size: int
-    limit: float
+    w1: PackedMatrix  # gate
+    w2: PackedMatrix  # down
+    w3: PackedMatrix  # up
+    native: ops.ExpertSet  # the addresses of all this for the C code
+
+    @property
+    def matrices(self) -> tuple[PackedMatrix, PackedMatrix, PackedMatrix]:
+        """w1, w2, w3."""
+        return self.w1, self.w2, self.w3
+
+
+def fp4_bytes(num_weights: int) -> int:
+    """Memory of FP4 experts: half a byte per weight and one exponent per 32."""
+    return num_weights // 2 + num_weights // ops.FP4_GROUP
 
 
 def pack_weight(weight: torch.Tensor, *, num_groups: int = 1) -> PackedWeight | None:
@@ -52,10 +74,15 @@ def packed_linear(x: torch.Tensor, weight: PackedWeight, out_dtype: torch.dtype 
 
 
 def pack_experts(w1: torch.Tensor, w2: torch.Tensor, w3: torch.Tensor, limit: float) -> PackedExperts | None:
-    """w1, w3: [E, I, D]. w2: [E, D, I]. Returns: None where no packed form exists."""
+    """w1, w3: [E, I, D]. w2: [E, D, I]. FP4 where that loses nothing, else the given dtype.
+
+    Returns: None where no packed form exists.
+    """
     if choose("gemm", w1.device, w1.dtype) != "native" or not (ops.can_pack(w1) and ops.can_pack(w2)):
         return None
-    return PackedExperts(ops.pack(w1), ops.pack(w2), ops.pack(w3), w1.shape[1], limit)
+    gate, down, up = (_pack_matrix(weight) for weight in (w1, w2, w3))
+    native = ops.ExpertSet(_address(gate), _address(down), _address(up), w1.shape[0], w1.shape[1], limit)
+    return PackedExperts(gate, down, up, native)
 
 
 def packed_experts(
@@ -71,15 +98,22 @@ def packed_experts(
     """Route rows to the experts held here, sum in order of choice, add the shared expert of every row.
 
     x: [T, D]. topk_ids: [T, topk] int64, global. topk_weights: [T, topk] fp32. first_expert: id of the first one held.
-    shared: one expert without routing weight, or None. Returns: [T, D] of out_dtype.
+    shared: one expert without routing weight, or None. Returns: [T, D] of out_dtype. Raises: MemoryError.
     """
-    rows, weights, counts, pair_rows = ops.dispatch(x, topk_ids, topk_weights, first_expert, experts.w1.shape[0])
-    y = ops.experts(rows, weights, counts, experts.w1, experts.w2, experts.w3, experts.intermediate_size, experts.limit)
-    everyone = None if shared is None else shared_expert(x, shared)
-    return ops.combine(y, pair_rows, everyone, out_dtype)
+    everyone = None if shared is None else shared.native
+    return ops.moe(x, topk_ids, topk_weights, first_expert, experts.native, everyone, out_dtype)
 
 
 def shared_expert(x: torch.Tensor, expert: PackedExperts) -> torch.Tensor:
-    """One expert over every row. x: [T, D]. Returns: [T, D] fp32."""
-    counts = torch.tensor([x.shape[0]])
-    return ops.experts(x, None, counts, expert.w1, expert.w2, expert.w3, expert.intermediate_size, expert.limit)
+    """One expert over every row. x: [T, D]. Returns: [T, D] fp32. Raises: MemoryError."""
+    return ops.moe(x, None, None, 0, None, expert.native, torch.float32)
+
+
+def _pack_matrix(weight: torch.Tensor) -> PackedMatrix:
+    codes = ops.pack_fp4(weight)
+    return PackedMatrix(ops.pack(weight) if codes is None else codes, weight.numel())
+
+
+def _address(matrix: PackedMatrix) -> ops.Matrix:
+    first = matrix.data.data_ptr()
+    return ops.Matrix(first, first + matrix.num_weights // 2 if matrix.is_fp4 else None)

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 _SOURCES = ("gemm.c", "streams.c", "attention.c", "experts.c")
-_HEADERS = ("common.h", "gemm.h")
+_HEADERS = ("common.h", "fp4.h", "gemm.h")
 # No contraction: a product and a sum are fused where the source says so, on every compiler.
 _FLAGS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-fPIC", "-fvisibility=hidden")
 _COMPILERS = ("cc", "gcc", "clang")

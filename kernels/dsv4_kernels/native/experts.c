@@ -1,9 +1,13 @@
-/* SwiGLU experts over rows sorted by expert, in two passes over packed weights. Source: spec 4.7. */
+/* Mixture of experts: rows of tokens grouped by expert, SwiGLU in two passes over packed weights, sums. Source: spec 4.7.
+ *
+ * The routed and the shared expert of a step are one list of tasks, so that all threads are busy until the end of a pass.
+ */
 #include "gemm.h"
 
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
+#include <string.h>
 
 INLINE __m512 swiglu16(__m512 gate, __m512 up, __m512 limit) {
     gate = _mm512_min_ps(gate, limit);
@@ -13,107 +17,160 @@ INLINE __m512 swiglu16(__m512 gate, __m512 up, __m512 limit) {
 
 enum { ROWS = 48, BLOCKS = 8 }; /* rows and column blocks of a task */
 
-typedef struct { long expert, row, rows, block; } task_t;
+/* Experts of one shape: w1 (gate), w3 (up) [num, inter, hidden] and w2 (down) [num, hidden, inter], packed. */
+typedef struct {
+    matrix_t w1, w2, w3;
+    long num, inter;
+    float limit;
+} experts_t;
 
-/* Tasks over all (expert, row panel, column group); returns their number. */
-static long make_tasks(task_t *tasks, const int64_t *counts, long experts, long blocks) {
-    long n = 0, first = 0;
-    for (long e = 0; e < experts; first += counts[e], e++)
+/* Rows sorted by expert on their way through a set of experts. */
+typedef struct {
+    const experts_t *set;
+    const void *x;        /* [rows, hidden] */
+    const float *weights; /* [rows], NULL = 1 */
+    void *mid;            /* [rows, inter] */
+    float *y;             /* [rows, hidden] */
+} rows_t;
+
+typedef struct { const rows_t *in; long expert, row, rows, block; } task_t;
+
+/* Tasks over all (expert, row panel, column group), behind the first n; returns their number with those. */
+static long add_tasks(task_t *tasks, long n, const rows_t *in, const int64_t *counts, long columns) {
+    long first = 0;
+    for (long e = 0; e < in->set->num; first += counts[e], e++)
         for (long row = 0; row < counts[e]; row += ROWS)
-            for (long block = 0; block < blocks; block += BLOCKS)
-                tasks[n++] = (task_t){e, first + row, counts[e] - row < ROWS ? counts[e] - row : ROWS, block};
+            for (long block = 0; block < columns / LANES; block += BLOCKS)
+                tasks[n++] = (task_t){in, e, first + row, counts[e] - row < ROWS ? counts[e] - row : ROWS, block};
     return n;
 }
 
 /* The gate and the up product of a panel in fp32, then the activation, rounded as the input of w2. */
-INLINE void up_task(const int dtype, task_t t, const void *x, const float *weights, const void *w1, const void *w3,
-                    long inter, long hidden, float limit, void *mid) {
+INLINE void up_task(const int dtype, const task_t *t, long hidden) {
     float gate[ROWS * BLOCKS * LANES], up[ROWS * BLOCKS * LANES];
-    long end = t.block + BLOCKS < inter / LANES ? t.block + BLOCKS : inter / LANES, ld = BLOCKS * LANES;
-    bytes_t xs = (bytes_t)x + t.row * hidden * size_of(dtype);
-    long shift = (t.expert * inter + t.block * LANES) * hidden * size_of(dtype);
-    gemm_block(dtype, xs, hidden, t.rows, (bytes_t)w1 + shift, 0, end - t.block, hidden, gate, ld, F32);
-    gemm_block(dtype, xs, hidden, t.rows, (bytes_t)w3 + shift, 0, end - t.block, hidden, up, ld, F32);
-    for (long r = 0; r < t.rows; r++)
-        for (long c = 0; c < (end - t.block) * LANES; c += LANES) {
+    const rows_t *in = t->in;
+    long inter = in->set->inter, blocks = inter / LANES - t->block < BLOCKS ? inter / LANES - t->block : BLOCKS;
+    long column = t->expert * inter + t->block * LANES, ld = BLOCKS * LANES;
+    bytes_t x = (bytes_t)in->x + t->row * hidden * size_of(dtype);
+    gemm_block(dtype, x, hidden, t->rows, from_column(in->set->w1, column, hidden, dtype), blocks, hidden, gate, ld, F32);
+    gemm_block(dtype, x, hidden, t->rows, from_column(in->set->w3, column, hidden, dtype), blocks, hidden, up, ld, F32);
+    for (long r = 0; r < t->rows; r++)
+        for (long c = 0; c < blocks * LANES; c += LANES) {
             /* Both products are rounded to the compute dtype first, as separate linear layers would. */
             __m512 g = round_to(_mm512_loadu_ps(gate + r * ld + c), dtype), u = round_to(_mm512_loadu_ps(up + r * ld + c), dtype);
-            __m512 a = swiglu16(g, u, _mm512_set1_ps(limit));
-            if (weights) a = _mm512_mul_ps(a, _mm512_set1_ps(weights[t.row + r]));
-            store16(mid, (t.row + r) * inter + t.block * LANES + c, a, dtype);
+            __m512 a = swiglu16(g, u, _mm512_set1_ps(in->set->limit));
+            if (in->weights) a = _mm512_mul_ps(a, _mm512_set1_ps(in->weights[t->row + r]));
+            store16(in->mid, (t->row + r) * inter + t->block * LANES + c, a, dtype);
         }
 }
 
-/* x [N, hidden] sorted by expert, weights [N] or NULL, counts [experts] -> out [N, hidden] fp32. mid: scratch [N, inter].
- * w1, w3: packed [experts, inter / 16, hidden, 16]; w2: packed [experts, hidden / 16, inter, 16]. Returns 1 without memory. */
-EXPORT int dsv4_experts(int dtype, const void *x, const float *weights, const int64_t *counts, long experts, const void *w1,
-                        const void *w2, const void *w3, long hidden, long inter, float limit, void *mid, float *out) {
-    long rows = 0, panels = 0;
-    for (long e = 0; e < experts; e++) rows += counts[e], panels += (counts[e] + ROWS - 1) / ROWS;
-    long widest = (hidden > inter ? hidden : inter) / LANES;
-    task_t *tasks = malloc((panels * ((widest + BLOCKS - 1) / BLOCKS) + 1) * sizeof(task_t));
-    if (!tasks) return 1;
-    long num_up = make_tasks(tasks, counts, experts, inter / LANES);
-#pragma omp parallel for schedule(dynamic) if (rows * hidden * inter > PARALLEL_WORK)
-    for (long i = 0; i < num_up; i++) {
-        if (dtype == BF16) up_task(BF16, tasks[i], x, weights, w1, w3, inter, hidden, limit, mid);
-        else up_task(F32, tasks[i], x, weights, w1, w3, inter, hidden, limit, mid);
-    }
-    long num_down = make_tasks(tasks, counts, experts, hidden / LANES);
-#pragma omp parallel for schedule(dynamic) if (rows * hidden * inter > PARALLEL_WORK)
-    for (long i = 0; i < num_down; i++) {
-        task_t t = tasks[i];
-        long end = t.block + BLOCKS < hidden / LANES ? BLOCKS : hidden / LANES - t.block;
-        gemm_block(dtype, (bytes_t)mid + t.row * inter * size_of(dtype), inter, t.rows,
-                   (bytes_t)w2 + (t.expert * hidden + t.block * LANES) * inter * size_of(dtype), 0, end, inter,
-                   out + t.row * hidden + t.block * LANES, hidden, F32);
-    }
-    free(tasks);
-    return 0;
+static void down_task(const int dtype, const task_t *t, long hidden) {
+    const rows_t *in = t->in;
+    long inter = in->set->inter, blocks = hidden / LANES - t->block < BLOCKS ? hidden / LANES - t->block : BLOCKS;
+    gemm_block(dtype, (bytes_t)in->mid + t->row * inter * size_of(dtype), inter, t->rows,
+               from_column(in->set->w2, t->expert * hidden + t->block * LANES, inter, dtype), blocks, inter,
+               in->y + t->row * hidden + t->block * LANES, hidden, F32);
 }
 
-/* out [T, hidden] = sum over choices of y[pair_row[t][choice]], in order of choice, plus the shared row. */
-EXPORT void dsv4_combine(int dtype, const float *y, const int64_t *pair_rows, const float *shared, long num_tokens, long topk,
-                         long hidden, void *out) {
-#pragma omp parallel for schedule(static) if (num_tokens * topk * hidden > PARALLEL_WORK * 4)
-    for (long t = 0; t < num_tokens; t++)
-        for (long d = 0; d < hidden; d += LANES) {
-            __m512 sum = _mm512_setzero_ps();
-            for (long c = 0; c < topk; c++) {
-                int64_t row = pair_rows[t * topk + c];
-                if (row >= 0) sum = _mm512_add_ps(sum, _mm512_loadu_ps(y + row * hidden + d));
-            }
-            if (shared) sum = _mm512_add_ps(sum, _mm512_loadu_ps(shared + t * hidden + d));
-            store16(out, t * hidden + d, sum, dtype);
-        }
-}
-
-/* Rows of tokens grouped by expert, choices of one expert in token order. ids: [T, topk] global; experts [first, first + n).
- * Writes x_out [N, hidden], weights_out [N], counts [n], pair_rows [T, topk] (-1 = not here). Returns N. */
-EXPORT long dsv4_dispatch(int dtype, const void *x, const int64_t *ids, const float *weights, long num_tokens, long topk,
-                          long hidden, long first, long experts, void *x_out, float *weights_out, int64_t *counts,
-                          int64_t *pair_rows) {
-    long pairs = num_tokens * topk, row_bytes = hidden * size_of(dtype), total = 0;
-    for (long e = 0; e < experts; e++) counts[e] = 0;
+/* Row of every (token, choice) pair when pairs are sorted by expert, choices of one expert in token order; -1 = the
+ * expert is not in [first, first + num). Writes counts [num]. Returns the number of rows. */
+static long sort_pairs(const int64_t *ids, long pairs, long first, long num, int64_t *counts, int64_t *pair_rows) {
+    long total = 0;
+    for (long e = 0; e < num; e++) counts[e] = 0;
     for (long p = 0; p < pairs; p++) {
         int64_t e = ids[p] - first;
-        pair_rows[p] = -1;
-        if (e >= 0 && e < experts) pair_rows[p] = counts[e]++, total++;
+        pair_rows[p] = e >= 0 && e < num ? counts[e]++ : -1;
     }
-    int64_t *starts = malloc(experts * sizeof(int64_t));
-    if (!starts) return -1;
-    for (long e = 0, row = 0; e < experts; row += counts[e], e++) starts[e] = row;
+    for (long e = 0; e < num; e++) total += counts[e], counts[e] = total - counts[e]; /* first rows, for now */
     for (long p = 0; p < pairs; p++)
-        if (pair_rows[p] >= 0) pair_rows[p] += starts[ids[p] - first];
-    free(starts);
-#pragma omp parallel for schedule(static) if (total * hidden > PARALLEL_WORK * 4)
-    for (long p = 0; p < pairs; p++) {
-        int64_t row = pair_rows[p];
-        if (row < 0) continue;
-        __builtin_memcpy((char *)x_out + row * row_bytes, (bytes_t)x + p / topk * row_bytes, row_bytes);
-        weights_out[row] = weights[p];
-    }
+        if (pair_rows[p] >= 0) pair_rows[p] += counts[ids[p] - first];
+    for (long e = 0; e < num; e++) counts[e] = (e + 1 < num ? counts[e + 1] : total) - counts[e];
     return total;
+}
+
+/* out[d] = sum over choices of y[pair_rows[choice]], in order of choice, plus the shared row. */
+INLINE void combine_row(const int64_t *pair_rows, long topk, const float *y, const float *shared, long hidden, void *out,
+                        long at, const int dtype) {
+    for (long d = 0; d < hidden; d += LANES) {
+        __m512 sum = _mm512_setzero_ps();
+        for (long c = 0; c < topk; c++)
+            if (pair_rows[c] >= 0) sum = _mm512_add_ps(sum, _mm512_loadu_ps(y + pair_rows[c] * hidden + d));
+        if (shared) sum = _mm512_add_ps(sum, _mm512_loadu_ps(shared + d));
+        store16(out, at + d, sum, dtype);
+    }
+}
+
+/* The next `num_bytes` of a block of memory; with memory NULL only the place is counted. */
+static void *carve(char *memory, long *used, long num_bytes) {
+    void *at = memory ? memory + *used : 0;
+    *used += (num_bytes + 63) / 64 * 64;
+    return at;
+}
+
+/* x [T, hidden] through the chosen experts of `routed`, of which ids [T, topk] (global) name those from `first` on, with
+ * weights [T, topk], and through the one expert of `shared`; each may be NULL. out [T, hidden]. Returns 1 without memory. */
+EXPORT int dsv4_moe(int dtype, const void *x, long num_tokens, long hidden, const int64_t *ids, const float *weights, long topk,
+                    long first, const experts_t *routed, const experts_t *shared, void *out, int out_dtype) {
+    long pairs = routed ? num_tokens * topk : 0, num = routed ? routed->num : 0, size = size_of(dtype), row_bytes = hidden * size;
+    long widest = hidden;
+    if (routed && routed->inter > widest) widest = routed->inter;
+    if (shared && shared->inter > widest) widest = shared->inter;
+    long panels = (pairs + num_tokens) / ROWS + num + 1, groups = (widest / LANES + BLOCKS - 1) / BLOCKS;
+    rows_t in = {routed, 0, 0, 0, 0}, everyone = {shared, x, 0, 0, 0};
+    int64_t *counts = 0, *pair_rows = 0;
+    float *sorted = 0;
+    void *xs = 0;
+    task_t *tasks = 0;
+    char *memory = 0;
+    for (long used = 0, pass = 0; pass < 2; pass++, used = 0) {
+        counts = carve(memory, &used, num * sizeof(int64_t));
+        pair_rows = carve(memory, &used, pairs * sizeof(int64_t));
+        tasks = carve(memory, &used, panels * groups * sizeof(task_t));
+        xs = carve(memory, &used, pairs * row_bytes);
+        sorted = carve(memory, &used, pairs * sizeof(float));
+        in.mid = carve(memory, &used, routed ? pairs * routed->inter * size : 0);
+        in.y = carve(memory, &used, pairs * hidden * sizeof(float));
+        everyone.mid = carve(memory, &used, shared ? num_tokens * shared->inter * size : 0);
+        everyone.y = carve(memory, &used, shared ? num_tokens * hidden * sizeof(float) : 0);
+        if (!memory && !(memory = aligned_alloc(64, used))) return 1;
+    }
+    in.x = xs, in.weights = sorted;
+    long total = sort_pairs(ids, pairs, first, num, counts, pair_rows), everywhere = num_tokens;
+#pragma omp parallel if ((total + num_tokens) * hidden * widest > PARALLEL_WORK)
+    {
+        long num_up = 0, num_down = 0;
+#pragma omp for schedule(static)
+        for (long p = 0; p < pairs; p++) {
+            if (pair_rows[p] < 0) continue;
+            memcpy((char *)xs + pair_rows[p] * row_bytes, (bytes_t)x + p / topk * row_bytes, row_bytes);
+            sorted[pair_rows[p]] = weights[p];
+        }
+#pragma omp single copyprivate(num_up)
+        {
+            if (routed) num_up = add_tasks(tasks, num_up, &in, counts, routed->inter);
+            if (shared) num_up = add_tasks(tasks, num_up, &everyone, &everywhere, shared->inter);
+        }
+#pragma omp for schedule(dynamic)
+        for (long i = 0; i < num_up; i++) {
+            if (dtype == BF16) up_task(BF16, tasks + i, hidden);
+            else up_task(F32, tasks + i, hidden);
+        }
+#pragma omp single copyprivate(num_down)
+        {
+            if (routed) num_down = add_tasks(tasks, num_down, &in, counts, hidden);
+            if (shared) num_down = add_tasks(tasks, num_down, &everyone, &everywhere, hidden);
+        }
+#pragma omp for schedule(dynamic)
+        for (long i = 0; i < num_down; i++) down_task(dtype, tasks + i, hidden);
+#pragma omp for schedule(static)
+        for (long t = 0; t < num_tokens; t++) {
+            const float *row = shared ? everyone.y + t * hidden : 0;
+            if (out_dtype == BF16) combine_row(pair_rows + t * topk, routed ? topk : 0, in.y, row, hidden, out, t * hidden, BF16);
+            else combine_row(pair_rows + t * topk, routed ? topk : 0, in.y, row, hidden, out, t * hidden, F32);
+        }
+    }
+    free(memory);
+    return 0;
 }
 
 INLINE float sqrt_softplus1(float z) { return sqrtf((z > 0 ? z : 0) + log1pf(expf(-fabsf(z)))); }

@@ -4,6 +4,7 @@
  * K runs in order for every output element, whatever the tile: the tile only decides how many elements share a load.
  */
 #include "gemm.h"
+#include "fp4.h"
 
 #include <omp.h>
 #include <sys/mman.h>
@@ -11,9 +12,10 @@
 enum { AHEAD_BYTES = 1024 }; /* how far weights are fetched ahead: decode waits for memory, not for products */
 
 INLINE void tile(const int dtype, const int MR, const int NR, const void *x, long ldx, const void *w, long k_size,
-                 void *out, long ldo, const int out_dtype) {
+                 void *out, long ldo, const int out_dtype, const int adds) {
     __m512 acc[8][8];
-    UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NR; j++) acc[i][j] = _mm512_setzero_ps();
+    UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NR; j++)
+        acc[i][j] = adds ? load16(out, i * ldo + j * LANES, out_dtype) : _mm512_setzero_ps();
     if (dtype == BF16) {
         const uint16_t *xs = x, *ws = w;
         for (long k = 0; k < k_size; k += 2) {
@@ -43,12 +45,12 @@ INLINE void tile(const int dtype, const int MR, const int NR, const void *x, lon
         store16(out, i * ldo + j * LANES, acc[i][j], out_dtype);
 }
 
-typedef void (*tile_fn)(const void *, long, const void *, long, void *, long, int);
+typedef void (*tile_fn)(const void *, long, const void *, long, void *, long, int, int);
 
-#define TILE(D, M, N)                                                                                             \
-    static void tile_##D##_##M##_##N(const void *x, long ldx, const void *w, long k, void *out, long ldo, int o) { \
-        if (o == BF16) tile(D, M, N, x, ldx, w, k, out, ldo, BF16);                                                \
-        else tile(D, M, N, x, ldx, w, k, out, ldo, F32);                                                           \
+#define TILE(D, M, N)                                                                                                \
+    static void tile_##D##_##M##_##N(const void *x, long ldx, const void *w, long k, void *out, long ldo, int o, int a) { \
+        if (o == BF16) tile(D, M, N, x, ldx, w, k, out, ldo, BF16, 0);                                                \
+        else tile(D, M, N, x, ldx, w, k, out, ldo, F32, a);                                                           \
     }
 #define TILES(D) TILE(D, 1, 8) TILE(D, 2, 8) TILE(D, 4, 4) TILE(D, 6, 4) TILE(D, 8, 3) TILE(D, 1, 1) TILE(D, 2, 1) TILE(D, 4, 1) TILE(D, 6, 1) TILE(D, 8, 1)
 TILES(0)
@@ -60,21 +62,46 @@ static const int tile_rows[5] = {1, 2, 4, 6, 8}, tile_blocks[5] = {8, 8, 4, 4, 3
 
 static int shape_for(long rows) { return rows == 8 ? 4 : rows >= 6 ? 3 : rows >= 4 ? 2 : rows >= 2 ? 1 : 0; }
 
-void gemm_block(int dtype, const void *x, long ldx, long m, const void *w, long first_block, long end_block, long k,
-                void *out, long ldo, int out_dtype) {
+/* adds: to fp32 results that are there already, in the order that one longer sum would have. */
+static void product(int dtype, const void *x, long ldx, long m, const void *w, long blocks, long k, void *out, long ldo,
+                    int out_dtype, int adds) {
     for (long row = 0; row < m;) {
         int shape = shape_for(m - row);
         bytes_t xs = (bytes_t)x + row * ldx * size_of(dtype);
         char *os = (char *)out + row * ldo * size_of(out_dtype);
-        for (long block = first_block; block < end_block;) {
-            int is_wide = end_block - block >= tile_blocks[shape];
+        for (long block = 0; block < blocks;) {
+            int is_wide = blocks - block >= tile_blocks[shape];
             tile_fn fn = is_wide ? wide[dtype][shape] : narrow[dtype][shape];
             fn(xs, ldx, (bytes_t)w + block * LANES * k * size_of(dtype), k, os + block * LANES * size_of(out_dtype), ldo,
-               out_dtype);
+               out_dtype, adds);
             block += is_wide ? tile_blocks[shape] : 1;
         }
         row += tile_rows[shape];
     }
+}
+
+enum { CHUNK_BLOCKS = 8, CHUNK_K = 128 }; /* unpacked at a time: 32 KiB, which stay in the first cache for all rows */
+
+static void product_fp4(const uint16_t *x, long ldx, long m, matrix_t w, long blocks, long k, float *out, long ldo) {
+    uint16_t chunk[CHUNK_BLOCKS * CHUNK_K * LANES] __attribute__((aligned(64)));
+    for (long first = 0; first < blocks; first += CHUNK_BLOCKS) {
+        long count = blocks - first < CHUNK_BLOCKS ? blocks - first : CHUNK_BLOCKS;
+        for (long from = 0; from < k; from += CHUNK_K) {
+            long size = k - from < CHUNK_K ? k - from : CHUNK_K;
+            for (long block = 0; block < count; block++) {
+                long at = ((first + block) * k + from) * LANES;
+                unpack_fp4((const uint8_t *)w.data + at / 2, w.exponents + at / FP4_GROUP, size / FP4_GROUP,
+                           chunk + block * size * LANES);
+            }
+            product(BF16, x + from, ldx, m, chunk, count, size, out + first * LANES, ldo, F32, from > 0);
+        }
+    }
+}
+
+void gemm_block(int dtype, const void *x, long ldx, long m, matrix_t w, long blocks, long k, void *out, long ldo,
+                int out_dtype) {
+    if (w.exponents) product_fp4(x, ldx, m, w, blocks, k, out, ldo);
+    else product(dtype, x, ldx, m, w.data, blocks, k, out, ldo, out_dtype, 0);
 }
 
 enum { PANEL_ROWS = 96, GROUP_BLOCKS = 24 }; /* rows and column blocks per task: multiples of every tile shape */
@@ -91,8 +118,9 @@ EXPORT void dsv4_gemm(int dtype, const void *x, long ldx, long m, const void *w,
         long step = rows > 8 ? 8 : GROUP_BLOCKS;
         /* Few columns at a time, so that they stay in the first cache while the panel's rows pass. */
         for (long b = block; b < end; b += step)
-            gemm_block(dtype, (bytes_t)x + row * ldx * size_of(dtype), ldx, rows, w, b, end < b + step ? end : b + step, k,
-                       (char *)out + row * ldo * size_of(out_dtype), ldo, out_dtype);
+            product(dtype, (bytes_t)x + row * ldx * size_of(dtype), ldx, rows, (bytes_t)w + b * LANES * k * size_of(dtype),
+                    (end < b + step ? end : b + step) - b, k,
+                    (char *)out + (row * ldo + b * LANES) * size_of(out_dtype), ldo, out_dtype, 0);
     }
 }
 
@@ -107,4 +135,35 @@ EXPORT void dsv4_grouped_gemm(int dtype, const void *x, long m, const void *w, l
 EXPORT void dsv4_advise_huge(void *memory, long num_bytes) {
     uintptr_t page = 2 << 20, first = ((uintptr_t)memory + page - 1) / page * page, end = (uintptr_t)memory + num_bytes;
     if (end > first + page) madvise((void *)first, (end - first) / page * page, MADV_HUGEPAGE);
+}
+
+static int find_code(int magnitude) {
+    static const int magnitudes[8] = {FP4_MAGNITUDES};
+    for (int code = 0; code < 8; code++)
+        if (magnitudes[code] == magnitude) return code;
+    return -1;
+}
+
+/* bf16 w [n, k] to the codes and exponents of fp4.h; codes are zero before. n % 16 = k % 32 = 0. Returns 1, or 0 when a
+ * weight is no code times the power of two of its group. */
+EXPORT int dsv4_pack_fp4(const uint16_t *w, long n, long k, uint16_t *codes, int8_t *exponents) {
+    int is_exact = 1;
+#pragma omp parallel for schedule(static)
+    for (long row = 0; row < n; row++)
+        for (long group = 0; is_exact && group < k / FP4_GROUP; group++) {
+            const uint16_t *values = w + row * k + group * FP4_GROUP;
+            int top = 0, lane = row % LANES;
+            for (int i = 0; i < FP4_GROUP; i++)
+                if ((values[i] & 0x7fff) > top) top = values[i] & 0x7fff;
+            int exponent = top ? (top >> 7) - 129 : 0; /* the largest value becomes 4 or 6 */
+            if (exponent < INT8_MIN) is_exact = 0;
+            long at = row / LANES * (k / FP4_GROUP) + group;
+            exponents[at * LANES + lane] = (int8_t)exponent;
+            for (int i = 0; i < FP4_GROUP; i++) {
+                int magnitude = values[i] & 0x7fff, code = find_code(magnitude ? magnitude - exponent * 128 : 0);
+                if (code < 0 || (code == 0 && magnitude)) is_exact = 0;
+                else codes[(at * 4 + i / 8) * 32 + 2 * lane + i % 2] |= (code | (values[i] >> 15) << 3) << i % 8 / 2 * 4;
+            }
+        }
+    return is_exact;
 }

@@ -3,8 +3,20 @@
 
 #include "common.h"
 
-/* Columns [first_block * 16, end_block * 16) of all m rows, on the calling thread. */
-void gemm_block(int dtype, const void *x, long ldx, long m, const void *w, long first_block, long end_block, long k,
-                void *out, long ldo, int out_dtype);
+/* A packed weight: bf16 or fp32 as in gemm.c, or FP4 codes (fp4.h) when there are exponents. */
+typedef struct {
+    const void *data;
+    const int8_t *exponents;
+} matrix_t;
+
+/* The matrix from output column `first` on, a multiple of 16. */
+INLINE matrix_t from_column(matrix_t w, long first, long k, int dtype) {
+    if (w.exponents) return (matrix_t){(bytes_t)w.data + first * k / 2, w.exponents + first * k / 32};
+    return (matrix_t){(bytes_t)w.data + first * k * size_of(dtype), 0};
+}
+
+/* The first `blocks` * 16 columns of all m rows, on the calling thread. FP4 weights have fp32 results. */
+void gemm_block(int dtype, const void *x, long ldx, long m, matrix_t w, long blocks, long k, void *out, long ldo,
+                int out_dtype);
 
 #endif

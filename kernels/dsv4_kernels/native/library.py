@@ -26,10 +26,9 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     ),
     "dsv4_pool": (None, (_P, _P, _P, _L, _L, _L, _L, _I, _P)),
     "dsv4_index_scores": (None, (_I, _P, _P, _P, _L, _L, _L, _L, _P)),
-    "dsv4_experts": (_I, (_I, _P, _P, _P, _L, _P, _P, _P, _L, _L, _F, _P, _P)),
-    "dsv4_combine": (None, (_I, _P, _P, _P, _L, _L, _L, _P)),
+    "dsv4_moe": (_I, (_I, _P, _L, _L, _P, _P, _L, _L, _P, _P, _P, _I)),
+    "dsv4_pack_fp4": (_I, (_P, _L, _L, _P, _P)),
     "dsv4_route": (None, (_P, _P, _P, _L, _L, _L, _I, _F, _P, _P, _P)),
-    "dsv4_dispatch": (_L, (_I, _P, _P, _P, _L, _L, _L, _L, _L, _P, _P, _P, _P)),
 }  # fmt: skip
 
 

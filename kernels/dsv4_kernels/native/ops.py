@@ -8,6 +8,7 @@ from dsv4_kernels.native.library import dtype_id, load
 
 LANES = 16  # the kernels work on this many values side by side
 MAX_HEAD_BYTES = 4096  # of one cache row
+FP4_GROUP = 32  # weights along K that share a power of two
 
 
 def _library() -> ctypes.CDLL:
@@ -29,6 +30,25 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     packed = torch.empty(interleaved.shape, dtype=weight.dtype)
     _library().dsv4_advise_huge(packed.data_ptr(), packed.numel() * packed.itemsize)
     return packed.copy_(interleaved)
+
+
+def pack_fp4(weight: torch.Tensor) -> torch.Tensor | None:
+    """bf16 [..., N, K] as FP4 codes with a power of two per 32 values of K: native/fp4.h. N % 16 = 0.
+
+    Returns: [num_weights * 17 / 32] uint8, all codes and then all exponents; None where a weight is no such product, so
+    that the unpacked weights always are the given ones bit for bit.
+    """
+    k = weight.shape[-1]
+    if weight.dtype != torch.bfloat16 or k % FP4_GROUP or weight.numel() == 0:
+        return None
+    weight = weight.contiguous()
+    num_codes = weight.numel() // 2  # bytes
+    packed = torch.empty(num_codes + weight.numel() // FP4_GROUP, dtype=torch.uint8)
+    _library().dsv4_advise_huge(packed.data_ptr(), packed.numel())
+    is_exact = _library().dsv4_pack_fp4(
+        weight.data_ptr(), weight.numel() // k, k, packed.zero_().data_ptr(), packed[num_codes:].data_ptr()
+    )
+    return packed if is_exact else None
 
 
 def can_pack(weight: torch.Tensor) -> bool:
@@ -177,54 +197,43 @@ def index_scores(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> 
     return out
 
 
-def dispatch(
-    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, first: int, num_experts: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Rows grouped by expert: x [N, D], weights [N], counts [E] int64, row of each pair [T, topk] int64 (-1 = none)."""
-    x, ids, weights = x.contiguous(), ids.contiguous(), weights.contiguous()
-    num_tokens, topk = ids.shape
-    out = torch.empty(num_tokens * topk, x.shape[1], dtype=x.dtype)
-    out_weights, counts, rows = torch.empty(num_tokens * topk), ids.new_empty(num_experts), torch.empty_like(ids)
-    total = _library().dsv4_dispatch(
-        dtype_id(x.dtype), x.data_ptr(), ids.data_ptr(), weights.data_ptr(), num_tokens, topk, x.shape[1], first,
-        num_experts, out.data_ptr(), out_weights.data_ptr(), counts.data_ptr(), rows.data_ptr(),
+class Matrix(ctypes.Structure):
+    """A packed weight as the C code knows it: matrix_t in gemm.h."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("exponents", ctypes.c_void_p))
+
+
+class ExpertSet(ctypes.Structure):
+    """experts_t in experts.c."""
+
+    _fields_ = (
+        ("w1", Matrix), ("w2", Matrix), ("w3", Matrix), ("num", ctypes.c_long), ("inter", ctypes.c_long),
+        ("limit", ctypes.c_float),
     )  # fmt: skip
-    return out[:total], out_weights[:total], counts, rows
 
 
-def experts(
+def moe(
     x: torch.Tensor,
+    ids: torch.Tensor | None,
     weights: torch.Tensor | None,
-    counts: torch.Tensor,
-    w1: torch.Tensor,
-    w2: torch.Tensor,
-    w3: torch.Tensor,
-    inter: int,
-    limit: float,
+    first_expert: int,
+    routed: ExpertSet | None,
+    shared: ExpertSet | None,
+    out_dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Packed experts over sorted rows. x: [N, D]. weights: [N] fp32. counts: [E] int64. Returns: [N, D] fp32."""
-    mid = torch.empty(x.shape[0], inter, dtype=x.dtype)
-    out = torch.empty(x.shape[0], x.shape[1])
-    failed = _library().dsv4_experts(
-        dtype_id(x.dtype), x.data_ptr(), None if weights is None else weights.data_ptr(), counts.data_ptr(),
-        counts.shape[0], w1.data_ptr(), w2.data_ptr(), w3.data_ptr(), x.shape[1], inter, limit, mid.data_ptr(),
-        out.data_ptr(),
+    """x: [T, D]. ids: [T, topk] int64. weights: [T, topk] fp32. Returns: [T, D]. Raises: MemoryError."""
+    x = x.contiguous()
+    ids, weights = ids if ids is None else ids.contiguous(), weights if weights is None else weights.contiguous()
+    num_tokens, hidden = x.shape
+    out = torch.empty(num_tokens, hidden, dtype=out_dtype)
+    failed = _library().dsv4_moe(
+        dtype_id(x.dtype), x.data_ptr(), num_tokens, hidden, None if ids is None else ids.data_ptr(),
+        None if weights is None else weights.data_ptr(), 0 if ids is None else ids.shape[1], first_expert,
+        None if routed is None else ctypes.addressof(routed), None if shared is None else ctypes.addressof(shared),
+        out.data_ptr(), dtype_id(out_dtype),
     )  # fmt: skip
     if failed:
-        raise MemoryError(f"no memory for the task list of {x.shape[0]} expert rows")
-    return out
-
-
-def combine(
-    y: torch.Tensor, pair_rows: torch.Tensor, shared: torch.Tensor | None, out_dtype: torch.dtype
-) -> torch.Tensor:
-    """Sum of each token's expert rows in order of choice, plus the shared row. Returns: [T, D] of out_dtype."""
-    num_tokens, topk = pair_rows.shape
-    out = torch.empty(num_tokens, y.shape[1], dtype=out_dtype)
-    _library().dsv4_combine(
-        dtype_id(out_dtype), y.data_ptr(), pair_rows.data_ptr(), None if shared is None else shared.data_ptr(),
-        num_tokens, topk, y.shape[1], out.data_ptr(),
-    )  # fmt: skip
+        raise MemoryError(f"no memory for the expert rows of {num_tokens} tokens")
     return out
 
 
