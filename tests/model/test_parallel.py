@@ -45,7 +45,7 @@ def test_two_ranks_equal_one(toy_dir, harness, tokens, tmp_path):
     prompt = tokens(140)
     torch.save(torch.tensor(prompt), tmp_path / "prompt.pt")
     arguments = [str(tmp_path / "rendezvous"), str(toy_dir), str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "OMP_NUM_THREADS": "1"}
 
     ranks = [
         subprocess.Popen([sys.executable, "-c", RANK_PROGRAM, str(rank), *arguments], cwd=ROOT, env=environment)
