@@ -24,9 +24,11 @@ def health() -> Response:
 
 
 async def ready(backend: Backend) -> Response:
-    """Readiness: 200 or 503."""
-    is_ready = await backend.service.is_ready()
-    return JSONResponse({"status": "ready" if is_ready else "not ready"}, status_code=200 if is_ready else 503)
+    """Readiness: 200, or 503 with the reasons."""
+    reasons = await backend.service.unready_reasons()
+    if not reasons:
+        return JSONResponse({"status": "ready"})
+    return JSONResponse({"status": "not ready", "reasons": list(reasons)}, status_code=503)
 
 
 def _model(backend: Backend, name: str, created_s: int) -> dict[str, str | int]:

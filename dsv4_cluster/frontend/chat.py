@@ -50,6 +50,7 @@ def _prepare(body: bytes, backend: Backend) -> _ChatJob:
     """Everything that costs CPU; runs on the encode pool."""
     checked = fields.check_chat(parse_object(body))
     sampling = take_sampling_fields(checked, vocab_size=backend.codec.text.vocab_size)
+    backend.check_num_answers(sampling.n)
     thinking_budget = fields.take_thinking_budget(checked)
     is_single_call = fields.take_single_call(checked)
     prompt = backend.codec.chat.encode(checked, context_limit=backend.max_model_len, is_single_call=is_single_call)

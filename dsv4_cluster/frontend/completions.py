@@ -31,6 +31,7 @@ async def completions(request: Request, backend: Backend) -> Response:
     job = await backend.off_loop(
         lambda: parse_completion(parse_object(body), backend.codec, context_limit=backend.max_model_len)
     )
+    backend.check_num_answers(len(job.prompts) * job.sampling.n)
     answer = _Answer(job, request.state.request_id.replace("req-", "cmpl-", 1), backend, request.state.caller)
     if job.is_stream:
         return await EventStream.open(request.receive, sse_frames(answer.stream(), request.state.request_id))

@@ -38,7 +38,8 @@ class EdgeMiddleware:
             return
         if self._num_in_flight >= self._max_in_flight:
             err = OverloadedError(
-                f"{self._num_in_flight} requests are in flight, the limit of this router; try again later"
+                f"{self._num_in_flight} requests are in flight, router.max_ongoing_requests is {self._max_in_flight}; "
+                "try again later"
             )
             await error_response(err, request_id, scope["path"])(scope, receive, send_with_id)
             return

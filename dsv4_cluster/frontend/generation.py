@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from dsv4_cluster.config.router_config import RouterConfig
 from dsv4_cluster.errors import DeadlineExceededError, Dsv4Error
+from dsv4_cluster.frontend.error_body import FieldError
 from dsv4_cluster.protocol.copies import can_share
 from dsv4_cluster.protocol.output import TokenChunk
 from dsv4_cluster.protocol.request import GenerationRequest
@@ -28,6 +29,16 @@ class Backend:
     max_model_len: int  # prompt + answer, in tokens
     encode_pool: ThreadPoolExecutor
     draw_seed: Callable[[], int]  # 0 <= seed < 2**63, for requests that bring none
+
+    def check_num_answers(self, num_answers: int) -> None:
+        """Refuse what no retry could help: more answers than may be in flight. Raises: FieldError."""
+        limit = self.config.max_ongoing_requests
+        if num_answers > limit:
+            raise FieldError(
+                f"{num_answers} answers are asked for (n, times the number of prompts), "
+                f"router.max_ongoing_requests is {limit}",
+                param="n",
+            )
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         """Run parsing and encoding on the pool: 25k tokens take about 30 ms of CPU, which the loop does not have.

@@ -45,6 +45,6 @@ class GenerationService(Protocol):
         """Served model names, the canonical one first."""
         ...
 
-    async def is_ready(self) -> bool:
-        """True when a request would be accepted now."""
+    async def unready_reasons(self) -> Sequence[str]:
+        """Why a request would not be accepted now, one sentence each; empty when it would."""
         ...

@@ -21,6 +21,10 @@ class Admission:
         """True when one more request would be let in."""
         return self.num_in_flight < self._max_in_flight
 
+    def fullness(self) -> str:
+        """How full it is, for messages."""
+        return f"{self.num_in_flight} requests are in flight, router.max_ongoing_requests is {self._max_in_flight}"
+
     def check(self, request: GenerationRequest) -> None:
         """Raises: InvalidRequestError for an empty prompt or answer, PromptTooLongError with the numbers."""
         num_prompt, max_tokens = len(request.prompt_token_ids), request.sampling.max_tokens
@@ -38,9 +42,7 @@ class Admission:
     def slot(self) -> Iterator[None]:
         """Hold one place for the length of the block. Raises: OverloadedError when all are taken."""
         if not self.has_room:
-            raise OverloadedError(
-                f"{self.num_in_flight} requests are in flight, the limit of this router; try again later"
-            )
+            raise OverloadedError(f"{self.fullness()}; try again later")
         self.num_in_flight += 1
         try:
             yield

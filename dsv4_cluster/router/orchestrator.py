@@ -38,9 +38,9 @@ class Orchestrator:
         *,
         model_names: Sequence[str],
         max_model_len: int,
-        probe: Callable[[], Awaitable[bool]],
+        probe: Callable[[], Awaitable[Sequence[str]]],
     ) -> None:
-        """max_model_len: prompt + answer in tokens. probe: answers whether both roles have a healthy replica."""
+        """max_model_len: prompt + answer in tokens. probe: what the replicas lack to serve a request, empty = nothing."""
         self._prefill = prefill
         self._decode = decode
         self._config = config
@@ -99,15 +99,17 @@ class Orchestrator:
         """Served model names, the canonical one first."""
         return self._model_names
 
-    async def is_ready(self) -> bool:
-        """True when a request would be accepted now."""
-        if not self.admission.has_room:
-            return False
+    async def unready_reasons(self) -> Sequence[str]:
+        """Why a request would not be accepted now, one sentence each; empty when it would."""
+        reasons = [] if self.admission.has_room else [self.admission.fullness()]
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
-                return await self._probe()
-        except (TimeoutError, Dsv4Error):
-            return False
+                reasons += await self._probe()
+        except TimeoutError:
+            reasons.append(f"the replicas were not known within {READY_TIMEOUT_S:.0f} s")
+        except Dsv4Error as err:
+            reasons.append(err.message)
+        return reasons
 
     async def close(self) -> None:
         """Wait for releases that are still under way (each is bounded by its timeout)."""

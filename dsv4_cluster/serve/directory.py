@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 POLL_PERIOD_S = 1.0  # one small call per replica and router; a lost replica is known earlier, by its failing calls
 RETRY_PERIOD_S = 0.1  # while a request waits for a replica to come up
+NEED_SAME_LAYOUT = "both roles need the same checkpoint, dtype and kv settings"
 REPLACE_WAIT_S = 60.0  # how long a request waits for a replacement; covers a process start and a checkpoint load
 
 
@@ -28,7 +29,7 @@ class ReplicaDirectory:
 
     def __init__(self, role_name: str, poll: Poll, *, clock: Clock | None = None) -> None:
         """poll: asks every replica of the role for a snapshot."""
-        self._role_name = role_name
+        self.role_name = role_name
         self._poll = poll
         self._clock = clock or MonotonicClock()
         self._rng = random.Random()
@@ -51,7 +52,7 @@ class ReplicaDirectory:
             try:
                 snapshots = await self._poll()
             except (TimeoutError, RayError, RayServeException) as err:
-                logger.debug("no %s snapshots: %r", self._role_name, err)
+                logger.debug("no %s snapshots: %r", self.role_name, err)
                 snapshots = []
             # A replica lost while the poll was under way stays lost until it answers a later one.
             self._live = {
@@ -70,16 +71,15 @@ class ReplicaDirectory:
         deadline_s = self._clock.now_s() + REPLACE_WAIT_S
         while not self._live:
             if self._clock.now_s() > deadline_s:
-                raise WorkerLostError(f"no {self._role_name} replica came up within {REPLACE_WAIT_S:.0f} s")
+                raise WorkerLostError(f"no {self.role_name} replica came up within {REPLACE_WAIT_S:.0f} s")
             await self.refresh()
             if not self._live:
                 await asyncio.sleep(RETRY_PERIOD_S)
         fitting = [s for s in self._live.values() if layout_ids is None or s.layout_id in layout_ids]
         if not fitting:
             raise LayoutMismatchError(
-                f"{self._role_name} replicas have cache layout {_names(self.layout_ids())}, "
-                f"the other side has {_names(layout_ids or frozenset())}: "
-                "both roles need the same checkpoint, dtype and kv settings"
+                f"{self.role_name} replicas have cache layout {_names(self.layout_ids())}, "
+                f"the other side has {_names(layout_ids or frozenset())}: {NEED_SAME_LAYOUT}"
             )
         best = least_loaded(fitting, self._num_in_flight, self._rng)
         assert best is not None, f"{len(fitting)} replicas to choose from, none chosen"
@@ -108,6 +108,15 @@ class ReplicaDirectory:
             self._num_in_flight[replica_id] -= 1
             if not self._num_in_flight[replica_id]:
                 del self._num_in_flight[replica_id]
+
+
+def missing_replicas(*roles: ReplicaDirectory) -> list[str]:
+    """What the live replicas of the roles lack to serve a request together, one sentence each; empty = nothing."""
+    missing = [f"no {role.role_name} replica is up" for role in roles if not role.layout_ids()]
+    if missing or frozenset.intersection(*[role.layout_ids() for role in roles]):
+        return missing
+    layouts = ", ".join(f"{role.role_name} replicas have cache layout {_names(role.layout_ids())}" for role in roles)
+    return [f"{layouts}: {NEED_SAME_LAYOUT}"]
 
 
 def _names(layout_ids: frozenset[str]) -> str:

@@ -14,11 +14,10 @@ from dsv4_cluster.config.kv_config import KVConfig
 from dsv4_cluster.config.limits import shortest_max_model_len
 from dsv4_cluster.config.model_config import ModelConfig
 from dsv4_cluster.config.router_config import RouterConfig
-from dsv4_cluster.errors import LayoutMismatchError
 from dsv4_cluster.frontend.app import create_app
 from dsv4_cluster.router.orchestrator import Orchestrator
 from dsv4_cluster.serve.clients import ServeDecodeClient, ServePrefillClient
-from dsv4_cluster.serve.directory import ReplicaDirectory
+from dsv4_cluster.serve.directory import ReplicaDirectory, missing_replicas
 from dsv4_cluster.serve.environment import warn_of_missing_settings
 from dsv4_cluster.serve.process_facts import ProcessFacts, process_facts
 from dsv4_cluster.serve.request_router import own_replica_id, poll_snapshots
@@ -56,7 +55,7 @@ class RouterIngress:
             spec.router,
             model_names=spec.model.served_names,
             max_model_len=self._max_model_len,
-            probe=self._has_matching_replicas,
+            probe=self._missing_replicas,
         )
         self._tasks = [
             asyncio.get_running_loop().create_task(self._prefills.run(lambda: None)),
@@ -77,11 +76,8 @@ class RouterIngress:
         """See serve/process_facts.py."""
         return process_facts()
 
-    async def _has_matching_replicas(self) -> bool:
-        prefills, decodes = self._prefills.layout_ids(), self._decodes.layout_ids()
-        if prefills and decodes and not prefills & decodes:
-            raise LayoutMismatchError(f"prefill replicas have cache layout {prefills}, decode replicas {decodes}")
-        return bool(prefills & decodes)
+    async def _missing_replicas(self) -> list[str]:
+        return missing_replicas(self._prefills, self._decodes)
 
     async def __del__(self) -> None:
         for task in self._tasks:

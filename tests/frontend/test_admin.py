@@ -27,7 +27,8 @@ def test_health_answers_while_the_service_is_down(http, service):
     service.is_up = False
 
     assert http.get("/health").status_code == 200
-    assert http.get("/ready").status_code == 503
+    ready = http.get("/ready")
+    assert (ready.status_code, ready.json()) == (503, {"status": "not ready", "reasons": ["the script says so"]})
 
 
 def test_ready_follows_the_service(http):

@@ -266,3 +266,20 @@ def test_typed_errors_of_the_public_client(client):
         client.chat.completions.create(model="gpt-4", messages=HI)
 
     assert caught.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "number"),
+    [
+        (CHAT, chat(n=33), 33),
+        (TEXT, completion(n=33), 33),
+        (TEXT, completion(prompt=["a"] * 12, n=3), 36),
+        (TEXT, completion(prompt=["a"] * 40), 40),
+    ],
+)
+def test_more_answers_than_the_router_ever_takes_are_refused_for_good(http, service, path, body, number):
+    """A 429 would make clients try again for ever. The server of these tests takes 32 at a time."""
+    error = error_of(http.post(path, json=body), 400)
+
+    assert error["param"] == "n" and f"{number} answers" in error["message"] and "is 32" in error["message"]
+    assert service.requests == []

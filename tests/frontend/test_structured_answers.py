@@ -59,8 +59,8 @@ class EngineService:
     def model_names(self) -> Sequence[str]:
         return (MODEL,)
 
-    async def is_ready(self) -> bool:
-        return True
+    async def unready_reasons(self) -> Sequence[str]:
+        return ()
 
 
 @pytest.fixture(scope="module")

@@ -30,11 +30,11 @@ class RouterSide:
     def orchestrator(self, decode: DecodeClient) -> Orchestrator:
         """An orchestrator over these clients, with another decode client if wanted."""
 
-        async def is_ready() -> bool:
-            return True
+        async def nothing_missing() -> list[str]:
+            return []
 
         return Orchestrator(
-            self.prefill, decode, RouterConfig(), model_names=("toy",), max_model_len=4096, probe=is_ready
+            self.prefill, decode, RouterConfig(), model_names=("toy",), max_model_len=4096, probe=nothing_missing
         )
 
 

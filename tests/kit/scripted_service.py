@@ -61,8 +61,8 @@ class ScriptedService:
     def model_names(self) -> Sequence[str]:
         return NAMES
 
-    async def is_ready(self) -> bool:
-        return self.is_up
+    async def unready_reasons(self) -> Sequence[str]:
+        return () if self.is_up else ("the script says so",)
 
     def wait_until_started(self, num_requests: int = 1) -> None:
         """Block until so many streams were opened."""

@@ -15,8 +15,8 @@ MakeOrchestrator = Callable[..., Orchestrator]
 def make_orchestrator() -> MakeOrchestrator:
     """make_orchestrator(prefill, decode, **router settings)."""
 
-    async def is_up() -> bool:
-        return True
+    async def is_up() -> list[str]:
+        return []
 
     def make(prefill: ScriptedPrefill, decode: ScriptedDecode, probe=is_up, **settings) -> Orchestrator:
         config = RouterConfig(**settings)

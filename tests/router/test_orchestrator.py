@@ -230,23 +230,24 @@ def test_a_request_that_just_fits_is_run(make_orchestrator):
     assert run(make_orchestrator(ScriptedPrefill(), ScriptedDecode()), generation) == (list(ANSWER), None)
 
 
-def test_readiness_needs_the_probe_and_room(make_orchestrator):
-    async def is_down() -> bool:
-        return False
+def test_readiness_needs_the_probe_and_room_and_says_what_is_missing(make_orchestrator):
+    async def is_down() -> list[str]:
+        return ["no decode replica is up"]
 
-    async def fails() -> bool:
+    async def fails() -> list[str]:
         raise WorkerLostError("no replica")
 
-    async def ask(**kwargs) -> bool:
-        return await make_orchestrator(ScriptedPrefill(), ScriptedDecode(), **kwargs).is_ready()
+    async def ask(**kwargs) -> list[str]:
+        return list(await make_orchestrator(ScriptedPrefill(), ScriptedDecode(), **kwargs).unready_reasons())
 
-    async def ask_when_full() -> bool:
-        orchestrator = make_orchestrator(ScriptedPrefill(), ScriptedDecode(), max_ongoing_requests=1)
+    async def ask_when_full() -> list[str]:
+        orchestrator = make_orchestrator(ScriptedPrefill(), ScriptedDecode(), probe=is_down, max_ongoing_requests=1)
         with orchestrator.admission.slot():
-            return await orchestrator.is_ready()
+            return list(await orchestrator.unready_reasons())
 
-    assert asyncio.run(ask())
-    assert not asyncio.run(ask(probe=is_down))
-    assert not asyncio.run(ask(probe=fails))
-    assert not asyncio.run(ask_when_full())
+    assert asyncio.run(ask()) == []
+    assert asyncio.run(ask(probe=is_down)) == ["no decode replica is up"]
+    assert asyncio.run(ask(probe=fails)) == ["no replica"]
+    full, down = asyncio.run(ask_when_full())
+    assert full == "1 requests are in flight, router.max_ongoing_requests is 1" and down == "no decode replica is up"
     assert isinstance(make_orchestrator(ScriptedPrefill(), ScriptedDecode()).model_names(), Sequence)

@@ -9,7 +9,7 @@ from dsv4_cluster.clock import ManualClock
 from dsv4_cluster.errors import LayoutMismatchError, WorkerLostError
 from dsv4_cluster.protocol.routing import ReplicaSnapshot
 from dsv4_cluster.serve import directory
-from dsv4_cluster.serve.directory import ReplicaDirectory
+from dsv4_cluster.serve.directory import ReplicaDirectory, missing_replicas
 
 
 def snapshot(replica_id: str, *, layout_id: str = "L", num_running: int = 0) -> ReplicaSnapshot:
@@ -122,3 +122,19 @@ def test_a_poll_that_was_under_way_does_not_bring_a_lost_replica_back():
         assert not replicas.is_live("a")
 
     asyncio.run(run())
+
+
+def test_what_is_missing_names_the_role_or_both_layouts():
+    async def missing(prefills: list[ReplicaSnapshot], decodes: list[ReplicaSnapshot]) -> list[str]:
+        roles = [ReplicaDirectory("prefill", Polls(prefills)), ReplicaDirectory("decode", Polls(decodes))]
+        for role in roles:
+            await role.refresh()
+        return missing_replicas(*roles)
+
+    one, other = snapshot("a", layout_id="L1"), snapshot("b", layout_id="L2")
+
+    assert asyncio.run(missing([one], [one, other])) == []
+    assert asyncio.run(missing([], [one])) == ["no prefill replica is up"]
+    assert asyncio.run(missing([], [])) == ["no prefill replica is up", "no decode replica is up"]
+    (mismatch,) = asyncio.run(missing([one], [other]))
+    assert "prefill replicas have cache layout L1, decode replicas have cache layout L2" in mismatch
