@@ -40,7 +40,7 @@ class Orchestrator:
         max_model_len: int,
         probe: Callable[[], Awaitable[Sequence[str]]],
     ) -> None:
-        """max_model_len: prompt + answer in tokens. probe: what the replicas lack to serve requests; empty = nothing."""
+        """max_model_len: prompt + answer in tokens. probe: what the replicas lack to serve requests, if anything."""
         self._prefill = prefill
         self._decode = decode
         self._config = config
