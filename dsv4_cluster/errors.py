@@ -49,10 +49,44 @@ class ModelNotFoundError(InvalidRequestError):
     http_status = 404
 
 
+class AuthError(Dsv4Error):
+    """No API key, or one that is not known."""
+
+    http_status = 401
+
+
 class OverloadedError(Dsv4Error):
-    """A bounded queue is full; try again later."""
+    """A bounded queue is full or a quota is used up; try again later."""
 
     http_status = 429
+    retryable = True
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retryable: bool | None = None,
+        http_status: int | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        """retry_after_s: seconds until a retry can help, where that is known."""
+        super().__init__(message, retryable=retryable, http_status=http_status)
+        self.retry_after_s = retry_after_s
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_overloaded, (type(self), self.message, self.retryable, self.http_status, self.retry_after_s)
+
+
+def _rebuild_overloaded(
+    cls: type["OverloadedError"], message: str, retryable: bool, http_status: int, retry_after_s: float | None
+) -> "OverloadedError":
+    return cls(message, retryable=retryable, http_status=http_status, retry_after_s=retry_after_s)
+
+
+class DrainingError(Dsv4Error):
+    """This process finishes what it has and takes nothing new; another one will."""
+
+    http_status = 503
     retryable = True
 
 

@@ -8,6 +8,7 @@ from dsv4_cluster import __version__
 from dsv4_cluster.cli.bench import app as bench_app
 from dsv4_cluster.cli.checkpoint import inspect, make_checkpoint
 from dsv4_cluster.cli.generate import generate
+from dsv4_cluster.cli.keys import make_key
 from dsv4_cluster.cli.serve import check, serve
 
 app = typer.Typer(
@@ -46,6 +47,7 @@ def root(
 app.command("generate")(generate)
 app.command("make-checkpoint")(make_checkpoint)
 app.command("inspect")(inspect)
+app.command("make-key")(make_key)
 app.command("check")(check)
 app.command("serve")(serve)
 app.add_typer(bench_app, name="bench")

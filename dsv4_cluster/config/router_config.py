@@ -2,6 +2,7 @@
 
 from pydantic import Field
 
+from dsv4_cluster.config.api_config import ApiConfig
 from dsv4_cluster.config.base import Settings
 
 
@@ -14,3 +15,4 @@ class RouterConfig(Settings):
     max_body_bytes: int = Field(16 << 20, ge=1024, description="HTTP body limit")
     request_timeout_s: float = Field(600.0, gt=0, description="time from admission to the last token")
     max_attempts: int = Field(3, ge=1, le=10, description="prefill attempts per request, the first one included")
+    api: ApiConfig = ApiConfig()

@@ -2,6 +2,7 @@
 
 from starlette.responses import JSONResponse, Response
 
+from dsv4_cluster.frontend.edge import Gate
 from dsv4_cluster.frontend.generation import Backend
 
 OWNER = "dsv4-cluster"
@@ -23,9 +24,9 @@ def health() -> Response:
     return JSONResponse({"status": "ok"})
 
 
-async def ready(backend: Backend) -> Response:
+async def ready(backend: Backend, gate: Gate) -> Response:
     """Readiness: 200, or 503 with the reasons."""
-    reasons = await backend.service.unready_reasons()
+    reasons = ["this router drains"] if gate.is_draining else await backend.service.unready_reasons()
     if not reasons:
         return JSONResponse({"status": "ready"})
     return JSONResponse({"status": "not ready", "reasons": list(reasons)}, status_code=503)

@@ -7,19 +7,28 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from dsv4_cluster.clock import Clock, MonotonicClock
 from dsv4_cluster.config.router_config import RouterConfig
 from dsv4_cluster.errors import InvalidRequestError
 from dsv4_cluster.frontend import admin
+from dsv4_cluster.frontend.auth import Keyring
 from dsv4_cluster.frontend.chat import chat_completions
 from dsv4_cluster.frontend.completions import completions
-from dsv4_cluster.frontend.edge import EdgeMiddleware
+from dsv4_cluster.frontend.edge import EdgeMiddleware, Gate
 from dsv4_cluster.frontend.error_body import ANTHROPIC_BASE, CLIENT_GONE_STATUS, MESSAGES_PATH, error_response
 from dsv4_cluster.frontend.generation import Backend
 from dsv4_cluster.frontend.messages import count_tokens, messages
+from dsv4_cluster.frontend.observed import ObservedService
+from dsv4_cluster.frontend.quota import QuotaObserver, Quotas
+from dsv4_cluster.frontend.tokens import detokenize, tokenize
+from dsv4_cluster.metrics.page import CONTENT_TYPE, MetricsPage, registry_text
+from dsv4_cluster.metrics.router_metrics import RouterMetrics
 from dsv4_cluster.protocol.services import GenerationService
 from dsv4_cluster.tokenizer.encoding import ModelCodec
 
@@ -35,14 +44,24 @@ def create_app(
     *,
     max_model_len: int,
     draw_seed: Callable[[], int] = lambda: secrets.randbits(63),
+    clock: Clock | None = None,
+    registry: CollectorRegistry | None = None,
+    metrics_page: MetricsPage | None = None,
 ) -> FastAPI:
     """Build the HTTP surface over a service. It starts nothing until requests come, and owns one thread pool.
 
     max_model_len: prompt + answer, in tokens. draw_seed: seeds in [0, 2**63) for requests that bring none.
+    registry: takes this app's metrics. metrics_page: the text of /metrics; None = those of the registry.
+    `app.state.gate` is the Gate: draining starts there.
     """
+    clock = clock or MonotonicClock()
+    registry = registry or CollectorRegistry()
+    metrics = RouterMetrics(registry, clock)
+    quotas = Quotas(config.api, clock)
+    gate = Gate(Keyring(config.api), quotas, max_in_flight=config.max_ongoing_requests)
     pool = ThreadPoolExecutor(ENCODE_THREADS, thread_name_prefix="encode")
     backend = Backend(
-        service=service,
+        service=ObservedService(service, (QuotaObserver(quotas), metrics)),
         codec=codec,
         config=config,
         max_model_len=max_model_len,
@@ -56,15 +75,29 @@ def create_app(
         pool.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(title="dsv4-cluster", docs_url=None, redoc_url=None, lifespan=lifespan)
-    app.add_middleware(EdgeMiddleware, max_in_flight=config.max_ongoing_requests)
+    app.state.gate = gate
+    if config.api.cors_allow_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=config.api.cors_allow_origins, allow_methods=["*"], allow_headers=["*"]
+        )
+    app.add_middleware(EdgeMiddleware, gate=gate, on_answer=metrics.count_answer)
     app.add_exception_handler(HTTPException, _http_error)
-    _add_admin_routes(app, backend)
+    _add_admin_routes(app, backend, gate, metrics_page or _own_page(registry))
     _add_post(app, "/v1/chat/completions", chat_completions, backend)
     _add_post(app, "/v1/completions", completions, backend)
     for base in ("", ANTHROPIC_BASE):
         _add_post(app, f"{base}{MESSAGES_PATH}", messages, backend)
         _add_post(app, f"{base}{MESSAGES_PATH}/count_tokens", count_tokens, backend)
+    _add_post(app, "/tokenize", tokenize, backend)
+    _add_post(app, "/detokenize", detokenize, backend)
     return app
+
+
+def _own_page(registry: CollectorRegistry) -> MetricsPage:
+    async def page() -> str:
+        return registry_text(registry)
+
+    return page
 
 
 def _add_post(app: FastAPI, path: str, endpoint: Endpoint, backend: Backend) -> None:
@@ -74,7 +107,7 @@ def _add_post(app: FastAPI, path: str, endpoint: Endpoint, backend: Backend) -> 
     app.add_api_route(path, run, methods=["POST"], response_model=None, name=endpoint.__name__)
 
 
-def _add_admin_routes(app: FastAPI, backend: Backend) -> None:
+def _add_admin_routes(app: FastAPI, backend: Backend, gate: Gate, metrics_page: MetricsPage) -> None:
     created_s = int(time.time())
 
     async def one_model(request: Request) -> Response:
@@ -84,7 +117,7 @@ def _add_admin_routes(app: FastAPI, backend: Backend) -> None:
         return await _answer(request, find())
 
     async def is_ready(request: Request) -> Response:
-        return await _answer(request, admin.ready(backend))
+        return await _answer(request, admin.ready(backend, gate))
 
     async def all_models() -> Response:
         return admin.list_models(backend, created_s)
@@ -92,11 +125,15 @@ def _add_admin_routes(app: FastAPI, backend: Backend) -> None:
     async def health() -> Response:
         return admin.health()
 
+    async def metrics() -> Response:
+        return Response(await metrics_page(), headers={"content-type": CONTENT_TYPE})
+
     for path, endpoint in (
         ("/v1/models", all_models),
         ("/v1/models/{name:path}", one_model),
         ("/health", health),
         ("/ready", is_ready),
+        ("/metrics", metrics),
     ):
         app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
 

@@ -9,6 +9,7 @@ from starlette.requests import Request
 
 from dsv4_cluster.errors import InvalidRequestError
 
+MAX_NESTING = 100  # objects and lists inside each other; tool schemas of real clients stay far below
 BODY_TIMEOUT_S = 60.0  # a client that takes longer to send its body holds a place for nothing
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -48,7 +49,23 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise InvalidRequestError("the request body is nested too deeply") from err
     if not isinstance(value, dict):
         raise InvalidRequestError("the request body must be a JSON object")
+    _check_nesting(value)
     return value
+
+
+def _check_nesting(value: dict[str, Any]) -> None:
+    """Raises: InvalidRequestError above MAX_NESTING. Without recursion, which deep input would exhaust."""
+    level: list[Any] = [value]
+    for _ in range(MAX_NESTING):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise InvalidRequestError(f"the request body is nested more than {MAX_NESTING} levels deep")
 
 
 def _too_large(max_bytes: int) -> InvalidRequestError:

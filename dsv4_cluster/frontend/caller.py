@@ -7,6 +7,7 @@ from typing import TypedDict
 class RequestLabels(TypedDict):
     """The fields of a GenerationRequest that say whose it is."""
 
+    key_name: str
     tenant: str
     cache_salt: str
     priority: int
@@ -28,7 +29,7 @@ class Caller:
     def labels(self, user_id: str = "") -> RequestLabels:
         """user_id: the caller's own name for its end user, who is a tenant of their own within the caller's."""
         tenant = f"{self.tenant}/{user_id}" if user_id else self.tenant
-        return {"tenant": tenant, "cache_salt": user_id, "priority": self.priority}
+        return {"key_name": self.key_name, "tenant": tenant, "cache_salt": user_id, "priority": self.priority}
 
 
 ANONYMOUS = Caller()

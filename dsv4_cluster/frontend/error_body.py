@@ -4,6 +4,7 @@ paths of the Messages API Anthropic's, `{"type": "error", "error": {"type", "mes
 
 import json
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -20,14 +21,16 @@ _CODES: dict[type[errors.Dsv4Error], str] = {
     errors.PromptTooLongError: "context_length_exceeded",
     errors.ModelNotFoundError: "model_not_found",
     errors.InvalidRequestError: "invalid_request_error",
+    errors.AuthError: "invalid_api_key",
     errors.OverloadedError: "rate_limit_exceeded",
+    errors.DrainingError: "draining",
     errors.DeadlineExceededError: "deadline_exceeded",
     errors.KVTransferError: "kv_transfer_failed",
     errors.WorkerLostError: "worker_lost",
     errors.NonFiniteLogitsError: "non_finite_logits",
     errors.Dsv4Error: "internal_error",
 }
-_TYPES = {429: "rate_limit_error", 503: "service_unavailable_error", 504: "timeout_error"}
+_TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable_error", 504: "timeout_error"}
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -112,7 +115,12 @@ def describe(err: Exception, request_id: str) -> ErrorBody:
 def error_response(err: Exception, request_id: str, path: str) -> Response:
     """The whole HTTP answer for an exception raised before the first byte of a body. path: of the request."""
     body = describe(err, request_id)
-    headers = {"retry-after": str(RETRY_AFTER_S)} if body.retryable and body.status in (429, 503) else None
+    headers: dict[str, str] = {}
+    if body.retryable and body.status in (429, 503):
+        wait_s = getattr(err, "retry_after_s", None) or RETRY_AFTER_S
+        headers["retry-after"] = str(math.ceil(wait_s))
+    if body.status == 401:
+        headers["www-authenticate"] = "Bearer"
     return Response(
         envelope_of(path)(body, request_id), status_code=body.status, media_type="application/json", headers=headers
     )

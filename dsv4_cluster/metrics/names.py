@@ -1,17 +1,37 @@
-"""Names of the metrics, each with what it counts. Prometheus conventions: base units, counters end in _total."""
+"""Names of the metrics of a replica, each with its field and what it counts.
 
+Prometheus conventions: base units, counters end in _total. The router's own are in router_metrics.py.
+"""
+
+# metric -> (field of protocol.stats.EngineStats, documentation)
+ENGINE = {
+    "dsv4_engine_running_sequences": ("num_running", "Sequences that are computed"),
+    "dsv4_engine_waiting_sequences": ("num_waiting", "Sequences that wait for a place"),
+    "dsv4_engine_waiting_tokens": ("num_waiting_tokens", "Prompt tokens that wait to be computed"),
+    "dsv4_engine_held_sequences": ("num_held", "Prefilled sequences that wait for their handoff"),
+    "dsv4_kv_free_pages": ("free_pages", "Cache pages that no sequence owns"),
+    "dsv4_kv_pages": ("num_pages", "Cache pages"),
+    "dsv4_engine_preemptions_total": ("num_preemptions", "Sequences put back into the queue"),
+    "dsv4_engine_prompt_tokens_total": ("total_prompt_tokens", "Prompt tokens computed"),
+    "dsv4_engine_generated_tokens_total": ("total_generated_tokens", "Tokens generated"),
+    "dsv4_engine_steps_total": ("num_steps", "Engine steps"),
+    "dsv4_engine_last_step_milliseconds": ("last_step_ms", "Duration of the last step"),
+    "dsv4_engine_drafted_tokens_total": ("total_drafted_tokens", "Tokens drafted by speculation"),
+    "dsv4_engine_accepted_tokens_total": ("total_accepted_tokens", "Drafted tokens that stood"),
+}
+
+# metric -> (field of protocol.stats.PrefixCacheStats, documentation)
 PREFIX_CACHE = {
-    # metric -> field of protocol.stats.PrefixCacheStats
-    "dsv4_prefix_cache_pages": "num_cached_pages",
-    "dsv4_prefix_cache_snapshots": "num_snapshots",
-    "dsv4_prefix_cache_hits_total": "total_hits",
-    "dsv4_prefix_cache_hit_tokens_total": "total_hit_tokens",
-    "dsv4_prefix_cache_evictions_total": "total_evictions",
-    "dsv4_host_tier_memory_bytes": "host_bytes",
-    "dsv4_host_tier_disk_bytes": "disk_bytes",
-    "dsv4_host_tier_stored_bytes_total": "total_bytes_stored",
-    "dsv4_host_tier_restored_bytes_total": "total_bytes_restored",
-    "dsv4_host_tier_memory_hits_total": "total_host_hits",
-    "dsv4_host_tier_disk_hits_total": "total_disk_hits",
-    "dsv4_host_tier_failures_total": "total_tier_failures",
+    "dsv4_prefix_cache_pages": ("num_cached_pages", "Cached pages that no sequence owns"),
+    "dsv4_prefix_cache_snapshots": ("num_snapshots", "Resumable boundaries"),
+    "dsv4_prefix_cache_hits_total": ("total_hits", "Requests that resumed somewhere"),
+    "dsv4_prefix_cache_hit_tokens_total": ("total_hit_tokens", "Prompt tokens resumed instead of computed"),
+    "dsv4_prefix_cache_evictions_total": ("total_evictions", "Boundaries that gave way"),
+    "dsv4_host_tier_memory_bytes": ("host_bytes", "Second tier, in host memory now"),
+    "dsv4_host_tier_disk_bytes": ("disk_bytes", "Second tier, in files now"),
+    "dsv4_host_tier_stored_bytes_total": ("total_bytes_stored", "Bytes that went into the second tier"),
+    "dsv4_host_tier_restored_bytes_total": ("total_bytes_restored", "Bytes that came back from it"),
+    "dsv4_host_tier_memory_hits_total": ("total_host_hits", "Restored from host memory"),
+    "dsv4_host_tier_disk_hits_total": ("total_disk_hits", "Restored with at least one file"),
+    "dsv4_host_tier_failures_total": ("total_tier_failures", "Blobs that were damaged, short or unreadable"),
 }

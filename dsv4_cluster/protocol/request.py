@@ -57,6 +57,7 @@ class GenerationRequest:
     thinking_budget: int | None = None  # thought tokens after which </think> is forced
     priority: int = 0  # lower runs first
     deadline_s: float | None = None  # on the engine's clock
+    key_name: str = ""  # the API key that pays for it
     tenant: str = ""  # fairness is between tenants
     cache_salt: str = ""  # requests share cached prefixes only with the same tenant and salt
 

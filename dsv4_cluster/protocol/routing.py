@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from dsv4_cluster.protocol.stats import EngineStats
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSnapshot:
@@ -10,9 +12,5 @@ class ReplicaSnapshot:
     replica_id: str
     role: str  # "prefill" | "decode"
     node_id: str
-    num_running: int
-    num_waiting_tokens: int
-    free_pages: int
-    step_ms: float
     layout_id: str
-    taken_at_s: float
+    stats: EngineStats

@@ -17,6 +17,6 @@ def least_loaded(
     """
     if not snapshots:
         return None
-    loads = [(in_flight.get(s.replica_id, 0), s.num_waiting_tokens, s.num_running) for s in snapshots]
+    loads = [(in_flight.get(s.replica_id, 0), s.stats.num_waiting_tokens, s.stats.num_running) for s in snapshots]
     best = min(loads)
     return rng.choice([snapshot for snapshot, load in zip(snapshots, loads, strict=True) if load == best])

@@ -94,6 +94,10 @@ class ReplicaDirectory:
         """True when the last poll saw the replica."""
         return replica_id in self._live
 
+    def snapshots(self) -> list[ReplicaSnapshot]:
+        """The live replicas as the last poll saw them."""
+        return list(self._live.values())
+
     def layout_ids(self) -> frozenset[str]:
         """Cache layouts of the live replicas."""
         return frozenset(snapshot.layout_id for snapshot in self._live.values())

@@ -5,6 +5,7 @@ import logging
 from dataclasses import dataclass
 
 from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
@@ -15,12 +16,13 @@ from dsv4_cluster.config.limits import shortest_max_model_len
 from dsv4_cluster.config.model_config import ModelConfig
 from dsv4_cluster.config.router_config import RouterConfig
 from dsv4_cluster.frontend.app import create_app
+from dsv4_cluster.metrics.page import merged_text, registry_text
 from dsv4_cluster.router.orchestrator import Orchestrator
 from dsv4_cluster.serve.clients import ServeDecodeClient, ServePrefillClient
 from dsv4_cluster.serve.directory import ReplicaDirectory, missing_replicas
 from dsv4_cluster.serve.environment import warn_of_missing_settings
 from dsv4_cluster.serve.process_facts import ProcessFacts, process_facts
-from dsv4_cluster.serve.request_router import own_replica_id, poll_snapshots
+from dsv4_cluster.serve.request_router import own_replica_id, poll_routers, poll_snapshots
 from dsv4_cluster.tokenizer.encoding import ModelCodec
 from dsv4_cluster.tokenizer.models import ServedModels
 
@@ -43,6 +45,8 @@ class RouterIngress:
     async def __init__(self, spec: RouterSpec, prefill: DeploymentHandle, decode: DeploymentHandle) -> None:  # type: ignore[misc]  # Serve awaits it
         warn_of_missing_settings()
         router_id = own_replica_id()
+        self._router_id = router_id
+        self._registry = CollectorRegistry()
         self._config = spec.router
         self._codec = ModelCodec.from_checkpoint(spec.model.path, ServedModels.of(spec.model.served_names))
         self._max_model_len = shortest_max_model_len(ModelConfig.from_checkpoint(spec.model.path), spec.engines)
@@ -64,7 +68,31 @@ class RouterIngress:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve calls this after the constructor."""
-        return create_app(self._orchestrator, self._codec, self._config, max_model_len=self._max_model_len)
+        app = create_app(
+            self._orchestrator,
+            self._codec,
+            self._config,
+            max_model_len=self._max_model_len,
+            registry=self._registry,
+            metrics_page=self._metrics_page,
+        )
+        self._gate = app.state.gate
+        return app
+
+    async def own_metrics(self) -> tuple[str, str]:
+        """(router id, what this router counts in Prometheus's text format)."""
+        return self._router_id, registry_text(self._registry)
+
+    async def drain(self) -> int:
+        """Take no new requests from here on. Returns: how many are under way."""
+        self._gate.is_draining = True
+        return self._gate.num_in_flight
+
+    async def _metrics_page(self) -> str:
+        """All routers that answer in time, and the replicas as this one knows them."""
+        pages = dict(await poll_routers())
+        pages[self._router_id] = registry_text(self._registry)
+        return merged_text(pages, [*self._prefills.snapshots(), *self._decodes.snapshots()])
 
     async def check_health(self) -> None:
         """Raises: RuntimeError when a poll has ended; without polls this router would never see a new replica."""

@@ -19,6 +19,7 @@ from dsv4_cluster.protocol.routing import ReplicaSnapshot
 logger = logging.getLogger(__name__)
 
 PIN = "replica_id"  # keyword argument of every pinned method
+METRICS_TIMEOUT_S = 3.0  # scrapers give up after about ten
 CALL_TIMEOUT_S = 5.0
 
 
@@ -63,6 +64,17 @@ async def poll_snapshots(handle: DeploymentHandle, *args: str) -> list[ReplicaSn
         if not isinstance(answer, ReplicaSnapshot):
             logger.debug("a replica of %s gave no snapshot: %r", handle.deployment_name, answer)
     return [answer for answer in answers if isinstance(answer, ReplicaSnapshot)]
+
+
+async def poll_routers() -> list[tuple[str, str]]:
+    """(router id, metrics text) of every replica of this replica's own deployment that answers in time."""
+    context = serve.get_replica_context()
+    handle = serve.get_deployment_handle(context.deployment, context.app_name)
+    answers = await handle.broadcast("own_metrics").results_async(timeout_s=METRICS_TIMEOUT_S, return_exceptions=True)
+    for answer in answers:
+        if not isinstance(answer, tuple):
+            logger.debug("a router gave no metrics: %r", answer)
+    return [answer for answer in answers if isinstance(answer, tuple)]
 
 
 async def release_everywhere(handle: DeploymentHandle, ticket: KVTicket) -> None:

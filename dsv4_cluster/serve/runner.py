@@ -11,14 +11,19 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve import scripts
+from ray.serve.exceptions import RayServeException
 
 from dsv4_cluster.config.cluster_config import ClusterConfig
 from dsv4_cluster.errors import ConfigError, Dsv4Error
+from dsv4_cluster.serve.names import ROUTER
 from dsv4_cluster.serve.placement import check_placement, live_nodes
 
 POLL_PERIOD_S = 0.25
 START_LIMIT_S = 1800.0  # loading a large checkpoint from a network disk takes minutes
+DRAIN_LIMIT_S = 60.0
+DRAIN_CALL_TIMEOUT_S = 5.0
 OBJECT_STORE_BYTES = 200 << 20  # KV bytes and tokens never pass through Ray's object store
 
 
@@ -45,6 +50,8 @@ def run_until_signal(path: Path, raw: dict[str, Any], cluster: ClusterConfig, *,
             http = raw.get("http_options") or {}
             say(f"ready at http://{http.get('host', '127.0.0.1')}:{http.get('port', 8000)}; Ctrl-C stops everything")
             asked_to_stop.wait()
+            asked_to_stop.clear()
+            _drain(raw, asked_to_stop, say)
         say("stopping")
         serve.shutdown()
     finally:
@@ -61,6 +68,31 @@ def deploy(path: Path, raw: dict[str, Any], cluster: ClusterConfig, asked_to_sto
     with contextlib.redirect_stdout(io.StringIO()):  # Serve's own progress messages
         scripts.cli.main(["run", str(path), "--non-blocking", "--address=auto"], standalone_mode=False)
     return _wait_until_running(raw, asked_to_stop)
+
+
+def _drain(raw: dict[str, Any], asked_again: threading.Event, say: Callable[[str], None]) -> None:
+    """Let the routers refuse what is new and finish what they have; a second signal or DRAIN_LIMIT_S ends the wait."""
+    deadline_s = time.monotonic() + DRAIN_LIMIT_S
+    is_told = False
+    while time.monotonic() < deadline_s:
+        try:
+            num_in_flight = sum(
+                count
+                for application in raw["applications"]
+                for count in serve.get_deployment_handle(ROUTER, application["name"])
+                .broadcast("drain")
+                .results(timeout_s=DRAIN_CALL_TIMEOUT_S)
+            )
+        except (TimeoutError, RayError, RayServeException) as err:
+            say(f"cannot drain: {err}")
+            return
+        if not num_in_flight:
+            return
+        if not is_told:
+            say(f"waiting for {num_in_flight} requests, at most {DRAIN_LIMIT_S:.0f} s; Ctrl-C again drops them")
+            is_told = True
+        if asked_again.wait(POLL_PERIOD_S):
+            return
 
 
 def _wait_until_running(raw: dict[str, Any], asked_to_stop: threading.Event) -> bool:

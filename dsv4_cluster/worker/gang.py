@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import time
 from typing import Self
 
 import ray
@@ -75,12 +74,8 @@ class Gang:
             replica_id=self._replica_id,
             role=self._role_name,
             node_id=self.infos[0].node_id,
-            num_running=stats.num_running,
-            num_waiting_tokens=stats.num_waiting_tokens,
-            free_pages=stats.free_pages,
-            step_ms=stats.last_step_ms,
             layout_id=self.layout_id,
-            taken_at_s=time.monotonic(),
+            stats=stats,
         )
 
     async def audit(self) -> list[WorkerAudit]:

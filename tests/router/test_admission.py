@@ -2,27 +2,16 @@
 
 import asyncio
 import random
-from dataclasses import replace
 
 import pytest
 
 from dsv4_cluster.errors import OverloadedError
-from dsv4_cluster.protocol.routing import ReplicaSnapshot
 from dsv4_cluster.router.admission import Admission
 from dsv4_cluster.router.policy import least_loaded
 from tests.kit.scripted_replicas import HANG, ScriptedDecode, ScriptedPrefill, request
+from tests.kit.snapshots import snapshot
 
-IDLE = ReplicaSnapshot(
-    replica_id="a",
-    role="decode",
-    node_id="n",
-    num_running=0,
-    num_waiting_tokens=0,
-    free_pages=8,
-    step_ms=1.0,
-    layout_id="l",
-    taken_at_s=0.0,
-)
+IDLE = snapshot("a")
 
 
 def test_the_bound_holds_and_a_place_comes_back_after_an_error():
@@ -55,7 +44,7 @@ def test_requests_over_the_bound_are_refused_while_others_run(make_orchestrator)
 
 
 def test_the_least_loaded_replica_wins_by_own_requests_first():
-    busy = replace(IDLE, replica_id="b", num_waiting_tokens=500)
+    busy = snapshot("b", num_waiting_tokens=500)
 
     assert least_loaded([busy, IDLE], {}, random.Random(0)) == IDLE
     assert least_loaded([busy, IDLE], {"a": 1}, random.Random(0)) == busy
@@ -63,7 +52,7 @@ def test_the_least_loaded_replica_wins_by_own_requests_first():
 
 
 def test_equal_replicas_are_chosen_at_random():
-    equal = [replace(IDLE, replica_id=name) for name in "abc"]
+    equal = [snapshot(name) for name in "abc"]
     rng = random.Random(0)
 
     chosen = {least_loaded(equal, {}, rng).replica_id for _ in range(60)}

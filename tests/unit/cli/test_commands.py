@@ -12,6 +12,8 @@ import yaml
 from typer.testing import CliRunner
 
 from dsv4_cluster.cli.main import app
+from dsv4_cluster.config.api_config import ApiConfig
+from dsv4_cluster.frontend.auth import hash_key
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIG = ROOT / "configs" / "dsv4.yaml"
@@ -170,3 +172,15 @@ def test_a_taken_port_is_named(config_file):
     assert result.exit_code == 2
     assert f"127.0.0.1:{port}" in result.stderr
     assert f"change http_options in {path}" in result.stderr
+
+
+def test_make_key_prints_a_key_and_the_entry_with_its_hash():
+    printed = dsv4("make-key", "--name", "alice", "--tenant", "t").output
+
+    key = printed.split("keep no copy:")[1].split()[0]
+    entry = yaml.safe_load(printed.split("under router:\n\n")[1])["api"]
+    config = ApiConfig.model_validate(entry)
+    assert config.keys[0].sha256 == hash_key(key)
+    assert (config.keys[0].name, config.keys[0].tenant_name) == ("alice", "t")
+    assert key not in yaml.safe_dump(entry)
+    assert dsv4("make-key", "--name", "a b").exit_code == 2

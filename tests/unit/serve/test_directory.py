@@ -10,20 +10,7 @@ from dsv4_cluster.errors import LayoutMismatchError, WorkerLostError
 from dsv4_cluster.protocol.routing import ReplicaSnapshot
 from dsv4_cluster.serve import directory
 from dsv4_cluster.serve.directory import ReplicaDirectory, missing_replicas
-
-
-def snapshot(replica_id: str, *, layout_id: str = "L", num_running: int = 0) -> ReplicaSnapshot:
-    return ReplicaSnapshot(
-        replica_id=replica_id,
-        role="decode",
-        node_id="n",
-        num_running=num_running,
-        num_waiting_tokens=0,
-        free_pages=1,
-        step_ms=1.0,
-        layout_id=layout_id,
-        taken_at_s=0.0,
-    )
+from tests.kit.snapshots import snapshot
 
 
 class Polls:
