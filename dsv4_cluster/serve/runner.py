@@ -1,5 +1,6 @@
 """Run a config file on a Ray instance of its own until a signal arrives; `dsv4 serve` behind the curtain."""
 
+import asyncio
 import contextlib
 import io
 import signal
@@ -46,14 +47,14 @@ def run_until_signal(path: Path, raw: dict[str, Any], cluster: ClusterConfig, *,
         # After ray.init, which installs a SIGTERM handler of its own.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: asked_to_stop.set())
+        applications: list[str] = []
         if deploy(path, raw, cluster, asked_to_stop):
+            applications = [application["name"] for application in raw["applications"]]
             http = raw.get("http_options") or {}
             say(f"ready at http://{http.get('host', '127.0.0.1')}:{http.get('port', 8000)}; Ctrl-C stops everything")
             asked_to_stop.wait()
             asked_to_stop.clear()
-            _drain(raw, asked_to_stop, say)
-        say("stopping")
-        serve.shutdown()
+        asyncio.run(_stop(applications, asked_to_stop, say))
     finally:
         ray.shutdown()
 
@@ -70,29 +71,39 @@ def deploy(path: Path, raw: dict[str, Any], cluster: ClusterConfig, asked_to_sto
     return _wait_until_running(raw, asked_to_stop)
 
 
-def _drain(raw: dict[str, Any], asked_again: threading.Event, say: Callable[[str], None]) -> None:
-    """Let the routers refuse what is new and finish what they have; a second signal or DRAIN_LIMIT_S ends the wait."""
+async def _stop(applications: list[str], asked_again: threading.Event, say: Callable[[str], None]) -> None:
+    """Drain the applications that run, then end Serve; on one event loop, which Serve's handles stay tied to."""
+    try:
+        await _drain(applications, asked_again, say)
+    except (TimeoutError, RayError, RayServeException) as err:
+        say(f"cannot drain: {err}")
+    say("stopping")
+    await serve.shutdown_async()
+
+
+async def _drain(applications: list[str], asked_again: threading.Event, say: Callable[[str], None]) -> None:
+    """Let the routers refuse what is new and finish what they have; a second signal or DRAIN_LIMIT_S ends the wait.
+
+    Raises: TimeoutError, RayError, RayServeException when the routers cannot be asked.
+    """
     deadline_s = time.monotonic() + DRAIN_LIMIT_S
+    routers = [serve.get_deployment_handle(ROUTER, name) for name in applications]
     is_told = False
-    while time.monotonic() < deadline_s:
+    while time.monotonic() < deadline_s and not asked_again.is_set():
         try:
-            num_in_flight = sum(
-                count
-                for application in raw["applications"]
-                for count in serve.get_deployment_handle(ROUTER, application["name"])
-                .broadcast("drain")
-                .results(timeout_s=DRAIN_CALL_TIMEOUT_S)
-            )
+            answers = [
+                await router.broadcast("drain").results_async(timeout_s=DRAIN_CALL_TIMEOUT_S) for router in routers
+            ]
         except (TimeoutError, RayError, RayServeException) as err:
             say(f"cannot drain: {err}")
             return
+        num_in_flight = sum(count for counts in answers for count in counts)
         if not num_in_flight:
             return
         if not is_told:
             say(f"waiting for {num_in_flight} requests, at most {DRAIN_LIMIT_S:.0f} s; Ctrl-C again drops them")
             is_told = True
-        if asked_again.wait(POLL_PERIOD_S):
-            return
+        await asyncio.sleep(POLL_PERIOD_S)
 
 
 def _wait_until_running(raw: dict[str, Any], asked_to_stop: threading.Event) -> bool:

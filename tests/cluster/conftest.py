@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from dsv4_cluster.offline import LLM
-from tests.kit.cluster import LocalCluster, local_cluster, wait_until
+from tests.kit.clock import wait_until
+from tests.kit.cluster import LocalCluster, local_cluster
 
 
 @pytest.fixture(scope="session")

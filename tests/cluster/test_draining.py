@@ -9,7 +9,8 @@ import yaml
 
 from dsv4_cluster.config.load import load_serve_file
 from dsv4_cluster.serve.runner import deploy
-from tests.kit.cluster import LocalCluster, serve_config, wait_until
+from tests.kit.clock import wait_until
+from tests.kit.cluster import LocalCluster, serve_config
 
 pytestmark = pytest.mark.ray
 

@@ -7,7 +7,8 @@ import time
 import httpx
 import pytest
 
-from tests.kit.cluster import LocalCluster, wait_until
+from tests.kit.clock import wait_until
+from tests.kit.cluster import LocalCluster
 
 pytestmark = pytest.mark.ray
 

@@ -5,7 +5,8 @@ import socket
 
 import pytest
 
-from tests.kit.cluster import MODEL, LocalCluster, wait_until
+from tests.kit.clock import wait_until
+from tests.kit.cluster import MODEL, LocalCluster
 
 pytestmark = pytest.mark.ray
 

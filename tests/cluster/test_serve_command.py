@@ -10,7 +10,8 @@ import httpx
 import pytest
 import yaml
 
-from tests.kit.cluster import HOST, free_port, serve_config, wait_until
+from tests.kit.clock import wait_until
+from tests.kit.cluster import HOST, free_port, serve_config
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 RAY_DIR = re.compile(r"/tmp/dsv4\.\w+")
@@ -41,6 +42,28 @@ def test_a_signal_stops_everything_that_dsv4_serve_started(toy_dir, tmp_path, nu
 def command_line(pid: int) -> str:
     """The words of a running process."""
     return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+
+
+def test_requests_under_way_are_finished_and_new_ones_refused(toy_dir, tmp_path):
+    port = free_port()
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(serve_config(toy_dir, port)))
+    url = f"http://{HOST}:{port}/v1/completions"
+    body = {"model": "toy", "prompt": "hi", "max_tokens": 1500, "ignore_eos": True}
+    command = [str(Path(sys.executable).parent / "dsv4"), "serve", str(path)]
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        next(line for line in process.stdout if line.startswith("ready"))
+        with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as running:
+            lines = running.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            wait_until(lambda: httpx.post(url, json={**body, "max_tokens": 1}, timeout=30).status_code == 503)
+            rest = list(lines)
+        assert process.wait(60) == 0
+
+    assert rest[-2] == "data: [DONE]"
 
 
 def descendants(pid: int) -> set[int]:

@@ -4,6 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dsv4_cluster.errors import WorkerLostError
 from dsv4_cluster.metrics.page import merged_text
+from tests.kit.clock import wait_until
 from tests.kit.codec import chunks_of, tokens_of
 from tests.kit.scripted_service import HANG
 from tests.kit.snapshots import snapshot
@@ -29,9 +30,11 @@ def test_ends_tokens_and_times_are_counted(http, service):
     http.post("/v1/completions", json=BODY)
     service.script = lambda _: [answer[0], HANG]
     with http.stream("POST", "/v1/completions", json={**BODY, "stream": True}) as stream:
-        next(stream.iter_lines())
+        lines = stream.iter_lines()  # held: the stream closes with it
+        next(lines)
         during = values(http.get("/metrics").text)
-    service.wait_until_over(3)
+    ended = ("dsv4_requests_total", "aborted")
+    wait_until(lambda: values(http.get("/metrics").text).get(ended, 0) > before.get(ended, 0), limit_s=10)
     http.post("/v1/completions", json={**BODY, "nonsense": 1})
     after = values(http.get("/metrics").text)
 

@@ -10,8 +10,7 @@ import shutil
 import socket
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +26,12 @@ from dsv4_cluster.config.load import BUILDER, load_serve_file
 from dsv4_cluster.serve.environment import prepare_single_machine
 from dsv4_cluster.serve.runner import deploy
 from dsv4_cluster.worker.spec import WorkerAudit, WorkerInfo
+from tests.kit.clock import WAIT_LIMIT_S, wait_until
 
 APP = "dsv4"
 MODEL = "toy"
 HOST = "127.0.0.1"
 NUM_CPUS = 2
-WAIT_LIMIT_S = 60.0
 OBJECT_STORE_BYTES = 100 << 20
 
 
@@ -72,16 +71,6 @@ class LocalCluster:
         """POST /v1/completions."""
         body = {"model": MODEL, "prompt": prompt, **options}
         return httpx.post(f"{self.base_url}/v1/completions", json=body, timeout=WAIT_LIMIT_S)
-
-
-def wait_until(claim: Callable[[], bool], *, limit_s: float = WAIT_LIMIT_S) -> float:
-    """Poll until the claim holds. Returns: seconds it took. Raises: AssertionError after `limit_s`."""
-    started = time.monotonic()
-    while not claim():
-        waited_s = time.monotonic() - started
-        assert waited_s < limit_s, f"not true within {limit_s} s: {claim}"
-        time.sleep(0.01)
-    return time.monotonic() - started
 
 
 @contextmanager
