@@ -10,6 +10,7 @@ from typing import Literal, cast
 
 import torch
 
+from dsv4_cluster.clock import MonotonicClock
 from dsv4_cluster.config.engine_config import EngineConfig
 from dsv4_cluster.config.kv_config import KVConfig
 from dsv4_cluster.config.speculation_config import SpeculationConfig
@@ -45,6 +46,8 @@ class SamplingParams:
     kind "json_schema", "regex", "lark", "tool_call", "tool_call_required" with its source in `schema`.
     logprobs, prompt_logprobs: n = the token itself and the n most probable ones, None = nothing. They are those of
     the model: before bias, penalties and temperature.
+    priority: lower runs first. deadline_s: seconds from the call to `generate` in which every answer to the prompt has
+    to be complete; None = no limit.
     """
 
     max_tokens: int = 16
@@ -67,11 +70,15 @@ class SamplingParams:
     structured: StructuredSpec | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    priority: int = 0
+    deadline_s: float | None = None
 
     def to_requests(self, request_id: str, prompt_token_ids: Sequence[int]) -> tuple[GenerationRequest, ...]:
         """One engine request per answer. Raises: InvalidRequestError when n or the grammar is not valid."""
         if not 1 <= self.n <= MAX_COPIES:
             raise InvalidRequestError(f"n is {self.n}, expected 1..{MAX_COPIES}")
+        if self.deadline_s is not None and not 0 < self.deadline_s < math.inf:
+            raise InvalidRequestError(f"deadline_s is {self.deadline_s}, expected a number of seconds above 0")
         if self.structured is not None:
             check_spec(self.structured)
         sampling = protocol.SamplingParams(
@@ -102,6 +109,8 @@ class SamplingParams:
             structured=self.structured,
             thinking=self.thinking or self.thinking_budget is not None,
             thinking_budget=self.thinking_budget,
+            priority=self.priority,
+            deadline_s=self.deadline_s,
         )
         return copies(request, self.n)
 
@@ -198,6 +207,7 @@ class LLM:
         self.engine = EngineCore.from_checkpoint(model_dir, engine, kv, speculation)
         self._model_dir, self._kv, self._chunk_tokens = model_dir, kv, max_num_batched_tokens
         self._scorer: DraftScorer | None = None
+        self._clock = MonotonicClock()
         self.tokenizer = TextTokenizer.from_checkpoint(model_dir)
 
     def generate(
@@ -210,8 +220,10 @@ class LLM:
         """Generate n answers per prompt, all of them batched; results are in the order of the prompts.
 
         Give either `prompts` (texts, encoded with BOS in front, as /v1/completions does) or `prompt_token_ids`.
-        Raises: InvalidRequestError, PromptTooLongError; then nothing was generated.
+        Raises: InvalidRequestError, PromptTooLongError, then nothing was generated; DeadlineExceededError when one of
+        the answers is not complete in time.
         """
+        started_s = self._clock.now_s()
         texts, token_ids = self._inputs(prompts, prompt_token_ids)
         params = _per_prompt(sampling_params, len(token_ids))
         groups = [param.to_requests(new_request_id("llm"), ids) for ids, param in zip(token_ids, params, strict=True)]
@@ -223,9 +235,9 @@ class LLM:
         try:
             later: dict[str, tuple[GenerationRequest, ...]] = {}
             for first, *others in groups:
-                self.engine.add(first)
+                self.engine.add(first.after(self._clock.now_s() - started_s))
                 later[first.request_id] = tuple(others)
-            self._run(collectors, later)
+            self._run(collectors, later, started_s)
         finally:
             for request_id in collectors:
                 self.engine.abort(request_id)
@@ -257,23 +269,25 @@ class LLM:
             )
         return [self._scorer.score(prompt, top) for prompt in prompts]
 
-    def _run(self, collectors: dict[str, "_Collector"], later: dict[str, tuple[GenerationRequest, ...]]) -> None:
+    def _run(
+        self, collectors: dict[str, "_Collector"], later: dict[str, tuple[GenerationRequest, ...]], started_s: float
+    ) -> None:
         """Step to the end. later: copies by the id of the first one; they start once it has computed the prompt they
         share, or at once when the prompt is too short to be shared.
         """
         for request_id in [i for i in later if not can_share(collectors[i].request)]:
-            self._add_all(later.pop(request_id))
+            self._add_all(later.pop(request_id), started_s)
         while self.engine.has_work():
             for chunk in self.engine.step().chunks:
                 if chunk.error is not None:
                     raise chunk.error
                 if collectors[chunk.request_id].push(chunk):
                     self.engine.abort(chunk.request_id)
-                self._add_all(later.pop(chunk.request_id, ()))
+                self._add_all(later.pop(chunk.request_id, ()), started_s)
 
-    def _add_all(self, requests: Sequence[GenerationRequest]) -> None:
+    def _add_all(self, requests: Sequence[GenerationRequest], started_s: float) -> None:
         for request in requests:
-            self.engine.add(request)
+            self.engine.add(request.after(self._clock.now_s() - started_s))
 
     def _inputs(
         self,

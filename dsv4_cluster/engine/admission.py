@@ -1,5 +1,7 @@
 """Checks on a request before the engine accepts it, each naming the field, the value and the limit."""
 
+import math
+
 from dsv4_cluster.errors import InvalidRequestError, PromptTooLongError
 from dsv4_cluster.protocol.ranges import MAX_BIAS, MAX_PENALTY, MAX_REPETITION, MAX_TEMPERATURE, MIN_REPETITION
 from dsv4_cluster.protocol.request import GenerationRequest, SamplingParams
@@ -33,6 +35,8 @@ def check_request(
         raise InvalidRequestError(
             f"min_tokens is {request.stop.min_tokens}, expected 0 <= min_tokens <= max_tokens = {sampling.max_tokens}"
         )
+    if request.deadline_s is not None and not request.deadline_s < math.inf:
+        raise InvalidRequestError(f"deadline_s is {request.deadline_s}, expected a finite number of seconds")
     _check_choice(sampling)
     _check_edits(sampling, vocab_size)
     _check_thoughts(request, can_end_thoughts)

@@ -142,7 +142,12 @@ class EngineCore:
         """
         self._check_new(request)
         self._constraints.add(request)
-        sequence = Sequence(request, list(request.prompt_token_ids), hold_after_prefill=hold_after_prefill)
+        sequence = Sequence(
+            request,
+            list(request.prompt_token_ids),
+            hold_after_prefill=hold_after_prefill,
+            expires_at_s=self._expires_at_s(request),
+        )
         self._sequences[request.request_id] = sequence
         self._scheduler.enqueue(sequence)
 
@@ -207,7 +212,9 @@ class EngineCore:
         Raises: InvalidRequestError, KVTransferError when the segments do not fit the prompt's length.
         """
         self._check_new(request)
-        sequence = Sequence(request, [*request.prompt_token_ids, first_token_id])
+        sequence = Sequence(
+            request, [*request.prompt_token_ids, first_token_id], expires_at_s=self._expires_at_s(request)
+        )
         self._constraints.add(request, (first_token_id,))
         is_adopted = False
         try:
@@ -250,6 +257,9 @@ class EngineCore:
         assert self._constraints.request_ids() <= self._sequences.keys(), self._constraints.request_ids()
         owners = {s.request_id for s in self._sequences.values() if s.status is not SequenceStatus.WAITING}
         assert self._kv.seq_ids() == owners, (self._kv.seq_ids(), owners)
+
+    def _expires_at_s(self, request: GenerationRequest) -> float | None:
+        return None if request.deadline_s is None else self._clock.now_s() + request.deadline_s
 
     def _check_new(self, request: GenerationRequest) -> None:
         if request.request_id in self._sequences:

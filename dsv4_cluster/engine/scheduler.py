@@ -94,7 +94,7 @@ class Scheduler:
         return [
             sequence
             for sequence in self._with_deadline.values()
-            if sequence.status is not SequenceStatus.HELD and (sequence.request.deadline_s or 0.0) <= now_s
+            if sequence.status is not SequenceStatus.HELD and (sequence.expires_at_s or 0.0) <= now_s
         ]
 
     def has_work(self) -> bool:
@@ -124,7 +124,7 @@ class Scheduler:
 
     def _enter(self, sequence: Sequence) -> None:
         self._shares.enter(sequence.request.tenant)
-        if sequence.request.deadline_s is not None:
+        if sequence.expires_at_s is not None:
             self._with_deadline[sequence.request_id] = sequence
 
     def _run(self, sequence: Sequence) -> None:

@@ -37,6 +37,7 @@ class Sequence:
     request: GenerationRequest
     token_ids: list[int]  # prompt, then generated tokens
     hold_after_prefill: bool = False
+    expires_at_s: float | None = None  # on the engine's clock
     status: SequenceStatus = SequenceStatus.WAITING
     admission_id: int = 0  # counts up as sequences first get pages: the smaller one is older
     num_computed_tokens: int = 0  # tokens whose cache rows are written

@@ -1,7 +1,8 @@
 """What a client asked for, after translation to token ids."""
 
+import dataclasses
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 StructuredKind = Literal["json_object", "json_schema", "regex", "lark", "tool_call", "tool_call_required"]
 
@@ -56,7 +57,7 @@ class GenerationRequest:
     thinking: bool = False  # generation starts inside the thoughts and leaves them with </think>
     thinking_budget: int | None = None  # thought tokens after which </think> is forced
     priority: int = 0  # lower runs first
-    deadline_s: float | None = None  # on the engine's clock
+    deadline_s: float | None = None  # left for the whole answer, from when the receiver takes the request
     key_name: str = ""  # the API key that pays for it
     tenant: str = ""  # fairness is between tenants
     cache_salt: str = ""  # requests share cached prefixes only with the same tenant and salt
@@ -65,3 +66,17 @@ class GenerationRequest:
     def max_total_tokens(self) -> int:
         """Upper bound of prompt plus answer, in tokens."""
         return len(self.prompt_token_ids) + self.sampling.max_tokens
+
+    def within(self, deadline_s: float) -> Self:
+        """The request with at most so many seconds left."""
+        left_s = deadline_s if self.deadline_s is None else min(self.deadline_s, deadline_s)
+        return dataclasses.replace(self, deadline_s=left_s)
+
+    def after(self, elapsed_s: float) -> Self:
+        """The request as it is to be passed on by somebody who has held it for `elapsed_s` seconds.
+
+        A deadline travels as the time that is left, because the clocks of two hosts have nothing in common.
+        """
+        if self.deadline_s is None:
+            return self
+        return dataclasses.replace(self, deadline_s=self.deadline_s - elapsed_s)

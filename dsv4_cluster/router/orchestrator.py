@@ -2,7 +2,8 @@
 
 Failure and cancellation each take one path. A retryable error before the first decoded token means prefill again with
 the next epoch: sampling noise is a function of (seed, position), so the recomputed first token is the one the client
-has, and it is not sent twice. Closing the stream cancels the call in charge, which aborts the request at its replica,
+has, and it is not sent twice. Every replica is told how much time is left: the request's own deadline or the router's
+limit, whichever comes first. Closing the stream cancels the call in charge, which aborts the request at its replica,
 and drops the lease unless decode has taken it over.
 """
 
@@ -57,14 +58,16 @@ class Orchestrator:
         """
         self.admission.check(request)
         with self.admission.slot():
-            deadline_s = asyncio.get_running_loop().time() + self._config.request_timeout_s
+            request = request.within(self._config.request_timeout_s)
+            started_s = asyncio.get_running_loop().time()
+            deadline_s = started_s + (request.deadline_s or 0.0)
             first_chunk: TokenChunk | None = None
             for epoch in range(self._config.max_attempts):
                 ticket: KVTicket | None = None  # of this attempt, as long as nobody else is in charge of it
                 stream: AsyncGenerator[TokenChunk, None] | None = None
                 is_over = False
                 try:
-                    result = await self._prefill_once(request, epoch, deadline_s)
+                    result = await self._prefill_once(_from_now(request, started_s), epoch, deadline_s)
                     ticket = result.ticket
                     result.first_chunk.raise_if_failed()
                     if first_chunk is None:
@@ -74,7 +77,8 @@ class Orchestrator:
                         _check_same_first_token(first_chunk, result.first_chunk)
                     if ticket is None or first_chunk.finish_reason is not None:
                         return
-                    stream = self._decode.decode(_decode_request(request, first_chunk, epoch, ticket))
+                    left = _from_now(request, started_s)
+                    stream = self._decode.decode(_decode_request(left, first_chunk, epoch, ticket))
                     chunk = await _next_chunk(stream, deadline_s)
                     ticket = None
                     while chunk.finish_reason is None:
@@ -140,6 +144,11 @@ class Orchestrator:
             logger.warning(
                 "%s: release of %s failed, its lease will expire: %r", ticket.request_id, ticket.ticket_id, err
             )
+
+
+def _from_now(request: GenerationRequest, started_s: float) -> GenerationRequest:
+    """The request for a replica, whose clock is another one: its deadline is the time that is left."""
+    return request.after(asyncio.get_running_loop().time() - started_s)
 
 
 def _decode_request(request: GenerationRequest, first_chunk: TokenChunk, epoch: int, ticket: KVTicket) -> DecodeRequest:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import ray
 
+from dsv4_cluster.clock import MonotonicClock
 from dsv4_cluster.errors import InvalidRequestError, OverloadedError, WorkerLostError
 from dsv4_cluster.protocol.handoff import DecodeRequest, KVTicket, PrefillResult
 from dsv4_cluster.protocol.output import FinishReason, TokenChunk
@@ -39,6 +40,7 @@ class EngineWorker:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
+        self._clock = MonotonicClock()
         self._prefills: dict[str, asyncio.Future[TokenChunk]] = {}
         self._steps: asyncio.Queue[list[TokenChunk] | WorkerLostError] = asyncio.Queue()
         self._pages_may_be_free = asyncio.Event()
@@ -91,12 +93,16 @@ class EngineWorker:
         Raises: InvalidRequestError, OverloadedError, NonFiniteLogitsError, WorkerLostError.
         """
         request_id = request.request_id
+        received_s = self._clock.now_s()
         if request_id in self._prefills:
             raise InvalidRequestError(f"request id {request_id!r} is already running")
         # Registered before the engine knows the request: its first token may be on its way when `add` returns.
         self._prefills[request_id] = first_token = self._asyncio_loop.create_future()
         try:
-            await self._in_engine(lambda core: core.add(request, hold_after_prefill=True))
+            # Between two steps: the rest of the running one counts against the deadline.
+            await self._in_engine(
+                lambda core: core.add(request.after(self._clock.now_s() - received_s), hold_after_prefill=True)
+            )
             chunk = await first_token
             if chunk.error is not None:
                 raise chunk.error
@@ -122,13 +128,14 @@ class EngineWorker:
         """
         ticket = request.ticket
         request_id = request.request.request_id
+        received_s = self._clock.now_s()
         segments = await asyncio.to_thread(
             self._transport.fetch, ticket, request_id=request_id, epoch=request.epoch, layout_id=self._layout_id
         )
         await self.release(ticket)
         try:
             async with asyncio.timeout(ADMIT_WAIT_S), self._admission:
-                await self._admit(request, segments)
+                await self._admit(request, segments, received_s)
         except BaseException as err:
             # Also on timeout and cancellation: the engine may have taken the sequence meanwhile.
             self._abort_in_engine(request_id)
@@ -199,12 +206,16 @@ class EngineWorker:
         if not publishing.cancelled() and publishing.exception() is None:
             self._asyncio_loop.run_in_executor(None, self._transport.release, publishing.result())
 
-    async def _admit(self, request: DecodeRequest, segments: "Sequence[LiveSegment]") -> None:
+    async def _admit(self, request: DecodeRequest, segments: "Sequence[LiveSegment]", received_s: float) -> None:
+        """The time that fetching and waiting took counts against the deadline."""
+
+        def import_into(core: "EngineCore") -> bool:
+            left = request.request.after(self._clock.now_s() - received_s)
+            return core.import_sequence(left, request.first_token_id, segments)
+
         while True:
             self._pages_may_be_free.clear()
-            if await self._in_engine(
-                lambda core: core.import_sequence(request.request, request.first_token_id, segments)
-            ):
+            if await self._in_engine(import_into):
                 return
             await self._pages_may_be_free.wait()
 

@@ -171,6 +171,31 @@ def test_a_request_past_its_deadline_ends_with_an_error_wherever_it_is(make_engi
     assert engine.stats().free_pages == engine.stats().num_pages
 
 
+def test_a_deadline_holds_across_engines_whose_clocks_have_nothing_in_common(
+    make_engine, make_request, step_until_chunk
+):
+    clocks = ManualClock(1e6), ManualClock(5.0)
+    prefill, decode = (make_engine(clock=clock) for clock in clocks)
+    request = make_request("x", 20, max_tokens=50, fields={"deadline_s": 10.0})
+    prefill.add(request, hold_after_prefill=True)
+    first = step_until_chunk(prefill)
+    clocks[0].advance(4.0)
+
+    assert decode.import_sequence(request.after(4.0), first.token_ids[0], prefill.export_sequence("x").segments)
+    clocks[1].advance(5.9)
+    decoded = decode.step().chunks
+    clocks[1].advance(0.1)
+    expired = decode.step().chunks
+
+    assert decoded[0].error is None and isinstance(expired[0].error, DeadlineExceededError)
+
+
+@pytest.mark.parametrize("deadline_s", [float("inf"), float("nan")])
+def test_a_deadline_that_is_no_number_of_seconds_is_refused(make_engine, make_request, deadline_s):
+    with pytest.raises(InvalidRequestError, match="deadline_s"):
+        make_engine().add(make_request("x", 20, fields={"deadline_s": deadline_s}))
+
+
 def test_import_without_room_changes_nothing_and_succeeds_later(make_engine, make_request, run):
     prefill, decode = make_engine(), make_engine(num_pages=2, max_num_seqs=1)
     request = make_request("x", 100)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -205,6 +206,26 @@ def test_the_time_limit_ends_every_phase(make_orchestrator, attempts, steps, pha
     assert phase in err.message
     assert prefill.num_aborted + decode.num_aborted == 1
     assert orchestrator.admission.num_in_flight == 0
+
+
+def test_a_request_s_own_deadline_ends_it_before_the_routers_limit(make_orchestrator):
+    orchestrator = make_orchestrator(ScriptedPrefill(), ScriptedDecode([[HANG]]), request_timeout_s=60)
+
+    tokens, err = run(orchestrator, replace(request(), deadline_s=0.05))
+
+    assert len(tokens) == 1 and isinstance(err, DeadlineExceededError)
+
+
+@pytest.mark.parametrize("own_s", [None, 5.0, 500.0])
+def test_replicas_are_told_how_much_time_is_left(make_orchestrator, own_s):
+    """A time of the router's clock would mean nothing on another host."""
+    decode = ScriptedDecode([[KVTransferError("lost")]])
+
+    run(make_orchestrator(ScriptedPrefill(), decode, request_timeout_s=9), replace(request(), deadline_s=own_s))
+
+    first, second = (call.request.deadline_s for call in decode.requests)
+    limit_s = min(9.0, own_s or 9.0)
+    assert limit_s - 4.0 < second <= first - 0.05 and first <= limit_s  # the second one after a back-off of 0.05 s
 
 
 @pytest.mark.parametrize(
