@@ -4,6 +4,7 @@ from pydantic import Field
 
 from dsv4_cluster.config.api_config import ApiConfig
 from dsv4_cluster.config.base import Settings
+from dsv4_cluster.config.responses_config import ResponsesConfig
 
 
 class RouterConfig(Settings):
@@ -16,3 +17,4 @@ class RouterConfig(Settings):
     request_timeout_s: float = Field(600.0, gt=0, description="time from admission to the last token")
     max_attempts: int = Field(3, ge=1, le=10, description="prefill attempts per request, the first one included")
     api: ApiConfig = ApiConfig()
+    responses: ResponsesConfig = ResponsesConfig()

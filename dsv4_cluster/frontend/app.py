@@ -18,6 +18,7 @@ from dsv4_cluster.config.router_config import RouterConfig
 from dsv4_cluster.errors import InvalidRequestError
 from dsv4_cluster.frontend import admin
 from dsv4_cluster.frontend.auth import Keyring
+from dsv4_cluster.frontend.background import BackgroundRuns
 from dsv4_cluster.frontend.chat import chat_completions
 from dsv4_cluster.frontend.completions import completions
 from dsv4_cluster.frontend.edge import EdgeMiddleware, Gate
@@ -26,10 +27,19 @@ from dsv4_cluster.frontend.generation import Backend
 from dsv4_cluster.frontend.messages import count_tokens, messages
 from dsv4_cluster.frontend.observed import ObservedService
 from dsv4_cluster.frontend.quota import QuotaObserver, Quotas
+from dsv4_cluster.frontend.response_store import LocalResponseStore
+from dsv4_cluster.frontend.responses import (
+    cancel_response,
+    count_input_tokens,
+    create_response,
+    delete_response,
+    list_input_items,
+    retrieve_response,
+)
 from dsv4_cluster.frontend.tokens import detokenize, tokenize
 from dsv4_cluster.metrics.page import CONTENT_TYPE, MetricsPage, registry_text
 from dsv4_cluster.metrics.router_metrics import RouterMetrics
-from dsv4_cluster.protocol.services import GenerationService
+from dsv4_cluster.protocol.services import GenerationService, ResponseStore
 from dsv4_cluster.tokenizer.encoding import ModelCodec
 
 ENCODE_THREADS = 2  # encoding releases the interpreter lock; more threads only let long prompts crowd out the loop
@@ -47,12 +57,14 @@ def create_app(
     clock: Clock | None = None,
     registry: CollectorRegistry | None = None,
     metrics_page: MetricsPage | None = None,
+    responses: ResponseStore | None = None,
 ) -> FastAPI:
     """Build the HTTP surface over a service. It starts nothing until requests come, and owns one thread pool.
 
     max_model_len: prompt + answer, in tokens. draw_seed: seeds in [0, 2**63) for requests that bring none.
     registry: takes this app's metrics. metrics_page: the text of /metrics; None = those of the registry.
     `app.state.gate` is the Gate: draining starts there.
+    responses: shared by several routers; None = one of this process.
     """
     clock = clock or MonotonicClock()
     registry = registry or CollectorRegistry()
@@ -67,11 +79,14 @@ def create_app(
         max_model_len=max_model_len,
         encode_pool=pool,
         draw_seed=draw_seed,
+        responses=responses or LocalResponseStore(config.responses, clock),
+        background=BackgroundRuns(config.responses.max_background),
     )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
         yield
+        await backend.background.close()
         pool.shutdown(wait=False, cancel_futures=True)
 
     app = FastAPI(title="dsv4-cluster", docs_url=None, redoc_url=None, lifespan=lifespan)
@@ -83,6 +98,7 @@ def create_app(
     app.add_middleware(EdgeMiddleware, gate=gate, on_answer=metrics.count_answer)
     app.add_exception_handler(HTTPException, _http_error)
     _add_admin_routes(app, backend, gate, metrics_page or _own_page(registry))
+    _add_response_routes(app, backend)
     _add_post(app, "/v1/chat/completions", chat_completions, backend)
     _add_post(app, "/v1/completions", completions, backend)
     for base in ("", ANTHROPIC_BASE):
@@ -101,10 +117,27 @@ def _own_page(registry: CollectorRegistry) -> MetricsPage:
 
 
 def _add_post(app: FastAPI, path: str, endpoint: Endpoint, backend: Backend) -> None:
+    _add_route(app, "POST", path, endpoint, backend)
+
+
+def _add_route(app: FastAPI, method: str, path: str, endpoint: Endpoint, backend: Backend) -> None:
     async def run(request: Request) -> Response:
         return await _answer(request, endpoint(request, backend))
 
-    app.add_api_route(path, run, methods=["POST"], response_model=None, name=endpoint.__name__)
+    app.add_api_route(path, run, methods=[method], response_model=None, name=endpoint.__name__)
+
+
+def _add_response_routes(app: FastAPI, backend: Backend) -> None:
+    one = "/v1/responses/{response_id}"
+    for method, path, endpoint in (
+        ("POST", "/v1/responses", create_response),
+        ("POST", "/v1/responses/input_tokens", count_input_tokens),
+        ("GET", one, retrieve_response),
+        ("DELETE", one, delete_response),
+        ("POST", f"{one}/cancel", cancel_response),
+        ("GET", f"{one}/input_items", list_input_items),
+    ):
+        _add_route(app, method, path, endpoint, backend)
 
 
 def _add_admin_routes(app: FastAPI, backend: Backend, gate: Gate, metrics_page: MetricsPage) -> None:

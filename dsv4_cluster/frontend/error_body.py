@@ -48,8 +48,8 @@ ANTHROPIC_BASE = "/anthropic"
 class FieldError(errors.InvalidRequestError):
     """A request field that is wrong or not supported; stays inside the front end."""
 
-    def __init__(self, message: str, *, param: str) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, param: str, http_status: int | None = None) -> None:
+        super().__init__(message, http_status=http_status)
         self.param = param
 
 

@@ -9,11 +9,12 @@ from typing import TypeVar
 
 from dsv4_cluster.config.router_config import RouterConfig
 from dsv4_cluster.errors import DeadlineExceededError, Dsv4Error
+from dsv4_cluster.frontend.background import BackgroundRuns
 from dsv4_cluster.frontend.error_body import FieldError
 from dsv4_cluster.protocol.copies import can_share
 from dsv4_cluster.protocol.output import TokenChunk
 from dsv4_cluster.protocol.request import GenerationRequest
-from dsv4_cluster.protocol.services import GenerationService
+from dsv4_cluster.protocol.services import GenerationService, ResponseStore
 from dsv4_cluster.tokenizer.encoding import ModelCodec
 
 T = TypeVar("T")
@@ -29,6 +30,8 @@ class Backend:
     max_model_len: int  # prompt + answer, in tokens
     encode_pool: ThreadPoolExecutor
     draw_seed: Callable[[], int]  # 0 <= seed < 2**63, for requests that bring none
+    responses: ResponseStore
+    background: BackgroundRuns
 
     def check_num_answers(self, num_answers: int) -> None:
         """Refuse what no retry could help: more answers than may be in flight. Raises: FieldError."""

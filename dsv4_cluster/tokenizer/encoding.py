@@ -9,7 +9,7 @@ import deepseek_recipe as recipe
 from dsv4_cluster.errors import CheckpointError, InvalidRequestError, PromptTooLongError
 from dsv4_cluster.protocol.request import StructuredSpec
 from dsv4_cluster.tokenizer.answer_form import answer_form
-from dsv4_cluster.tokenizer.family import CHAT, ApiFamily, Body, Generator, MakeGenerator
+from dsv4_cluster.tokenizer.family import CHAT, ApiFamily, Body, Generator, MakeGenerator, Request
 from dsv4_cluster.tokenizer.models import ServedModels
 from dsv4_cluster.tokenizer.text import TOKENIZER_FILE, TextTokenizer
 
@@ -59,14 +59,20 @@ class ChatCodec:
     ) -> ChatPrompt:
         """Convert, render and encode one parsed body. CPU-bound; it releases the interpreter lock.
 
+        The official conversion refuses a forced tool choice while thinking: then the prompt is the one of a free
+        choice, and the constraint starts behind the thoughts.
+
         context_limit: largest prompt + answer, in tokens. is_single_call: at most one tool call in the answer.
         Raises: ModelNotFoundError, PromptTooLongError with both numbers, InvalidRequestError.
         """
         free = family.free_choice(body)
         try:
-            conversion, make_generator = self._convert(family, body if free is None else free)
-            if free is not None and not conversion.conversation.thinking_mode:
-                conversion, make_generator = self._convert(family, body)
+            request = self._opened(family, body)
+            make_generator = family.make_generator(request, self._options)
+            if free is not None:
+                conversion = self._opened(family, free).convert(self._options)
+            if free is None or not conversion.conversation.thinking_mode:
+                conversion = request.convert(self._options)
         except recipe.ConversionError as err:
             raise InvalidRequestError(str(err), http_status=err.status_code) from err
         except (ValueError, RecursionError) as err:
@@ -99,14 +105,10 @@ class ChatCodec:
             is_single_call=is_single_call,
         )
 
-    def _convert(self, family: ApiFamily, body: Body) -> tuple[recipe.ConversationRequest, MakeGenerator]:
-        """A forced tool choice gets here twice: the official conversion refuses it while thinking, so that the prompt
-        is then the one of a free choice, and the constraint starts behind the thoughts.
-        """
+    def _opened(self, family: ApiFamily, body: Body) -> Request:
         request = family.request(json.dumps(body, ensure_ascii=False, allow_nan=False))
         self._models.resolve(request.model)
-        make_generator = family.make_generator(request, self._options)
-        return request.convert(self._options), make_generator
+        return request
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ BODIES = {
     CHAT: {"model": MODEL, "messages": HI, "thinking": {"type": "disabled"}},
     "/v1/completions": {"model": MODEL, "prompt": ["a", "b"]},
     "/v1/messages": {"model": MODEL, "messages": HI, "max_tokens": 9, "thinking": {"type": "disabled"}},
+    "/v1/responses": {"model": MODEL, "input": "hi", "reasoning": {"effort": "none"}},
 }
 
 
