@@ -7,7 +7,7 @@ from torch import nn
 
 from dsv4_cluster.config.model_config import ModelConfig
 from dsv4_cluster.kv.views import LayerCache
-from dsv4_cluster.model.block_lists import attend_chunk, attend_rows, in_order, pad_columns
+from dsv4_cluster.model.block_lists import attend_chunk, attend_rows, pad_columns
 from dsv4_cluster.model.compressor import Compressor
 from dsv4_cluster.model.indexer import Indexer
 from dsv4_cluster.model.linear import GroupedLinear, Linear, RowParallelLinear, local_size
@@ -16,6 +16,7 @@ from dsv4_cluster.model.step_index import Chunk, StepIndex
 from dsv4_cluster.parallel.state import ParallelState
 from dsv4_kernels.attention import masked_attention, paged_attention
 from dsv4_kernels.dispatch import choose
+from dsv4_kernels.kv.rows import PagedRows
 from dsv4_kernels.quant import fake_quant_kv
 from dsv4_kernels.rope import apply_rope_, norm_rope
 
@@ -80,8 +81,6 @@ class Attention(nn.Module):
             self.compressor(x, index, index.compress_plan(cache), cache.state, cache.compressed)
         if self.indexer is not None:
             selected = self.indexer(x, qr, index, cache)
-            if self._uses_lists:
-                selected = {seq: in_order(ids) for seq, ids in selected.items()}
         out = self._attend(q, kv, index, cache, selected)
         out = apply_rope_(out, cis, inverse=True)  # makes the rotary part a function of relative positions
         return self.wo_b(self.wo_a(out.flatten(1)))  # type: ignore[no-any-return]
@@ -170,12 +169,11 @@ class Attention(nn.Module):
             return attend_chunk(q, keys, index, cache, chunk, selected, sink=self.attn_sink, scale=self._scale)
         span, window = chunk.span, index.window
         num_tail = keys.shape[0] - span.num_tokens
-        entries, is_picked = None, None
+        entries = None
         if cache.compressed is not None:
-            slots = index.span_entry_slots(span, self._ratio, cache.compressed.rows_per_page)
-            entries = cache.compressed.gather(slots)  # [end // ratio, dim]
-        widest = self._num_heads * (window + _TILE_ROWS + (0 if entries is None else entries.shape[0]))
-        tile = max(1, min(_TILE_ROWS, _TILE_VALUES // widest))
+            slots = index.span_entry_slots(span, self._ratio, cache.compressed.rows_per_page)  # [end // ratio]
+            entries = _Entries(cache.compressed, slots, index.num_visible(self._ratio)[span.rows], selected)
+        tile = _tile_rows(self._num_heads, q.shape[2], window, entries)
         out = torch.empty_like(q)
         for first in range(0, span.num_tokens, tile):
             last = min(first + tile, span.num_tokens)
@@ -184,19 +182,49 @@ class Attention(nn.Module):
             column = torch.arange(oldest, num_tail + last, device=q.device)
             rows, masks = [keys[oldest : num_tail + last]], [(column <= row) & (column > row - window)]
             if entries is not None:
-                num_entries = (span.start + last) // self._ratio
-                rows.append(entries[:num_entries])
-                is_picked = None if selected is None else selected[first:last]
-                visible = index.num_visible(self._ratio)[span.row + first : span.row + last]
-                masks.append(_entry_mask(visible, num_entries, is_picked))
+                entry_rows, mask = entries.of(slice(first, last))
+                rows.append(entry_rows)
+                masks.append(mask)
             out[first:last] = masked_attention(q[first:last], rows, masks, sink=self.attn_sink, scale=self._scale)
         return out
 
 
-def _entry_mask(num_visible: torch.Tensor, num_entries: int, selected: torch.Tensor | None) -> torch.Tensor:
-    """[n, num_entries] bool. num_visible: [n] int64. selected: [n, k] int64, -1 = none, or None for all visible."""
-    if selected is None:
-        return torch.arange(num_entries, device=num_visible.device) < num_visible.unsqueeze(1)
-    mask = torch.zeros(num_visible.shape[0], num_entries + 1, dtype=torch.bool, device=num_visible.device)
-    mask.scatter_(1, torch.where(selected >= 0, selected, num_entries), True)  # the extra column takes the -1s
-    return mask[:, :num_entries]
+class _Entries:
+    """The entries that the queries of a long chunk attend to: all visible ones, or the picks of each query."""
+
+    def __init__(
+        self, pool: PagedRows, slots: torch.Tensor, num_visible: torch.Tensor, selected: torch.Tensor | None
+    ) -> None:
+        """slots: [N] of all entries. num_visible: [n]. selected: [n, topk] entry ids, -1 = none. All int64."""
+        self._pool, self._slots, self._num_visible, self._selected = pool, slots, num_visible, selected
+        self._rows = pool.gather(slots) if selected is None else None  # [N, dim]
+
+    @property
+    def num_columns(self) -> int:
+        """Most entries of one query."""
+        return self._slots.shape[0] if self._selected is None else self._selected.shape[1]
+
+    @property
+    def is_selected(self) -> bool:
+        """True when every query has rows of its own."""
+        return self._selected is not None
+
+    def of(self, queries: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows [N, dim] or, for picks, [n, topk, dim], and their mask [n, N or topk]."""
+        if self._rows is not None:
+            visible = self._num_visible[queries]
+            num_entries = int(visible[-1])
+            column = torch.arange(num_entries, device=visible.device)
+            return self._rows[:num_entries], column < visible.unsqueeze(1)
+        assert self._selected is not None
+        picks = self._selected[queries]
+        return self._pool.gather(torch.where(picks >= 0, self._slots[picks.clamp(min=0)], -1)), picks >= 0
+
+
+def _tile_rows(num_heads: int, dim: int, window: int, entries: _Entries | None) -> int:
+    """Queries per product, so that logits and picked rows stay within their budget."""
+    num_columns = 0 if entries is None else entries.num_columns
+    widest = num_heads * (window + _TILE_ROWS + num_columns)
+    if entries is not None and entries.is_selected:
+        widest = max(widest, num_columns * dim)
+    return max(1, min(_TILE_ROWS, _TILE_VALUES // widest))

@@ -101,10 +101,3 @@ def pad_columns(ids: torch.Tensor) -> torch.Tensor:
     """ids: [..., K] int64. Returns: [..., K rounded up to 16], the rest -1."""
     missing = -ids.shape[-1] % _ALIGN
     return ids.contiguous() if missing == 0 else torch.nn.functional.pad(ids, (0, missing), value=-1)
-
-
-def in_order(selected: torch.Tensor) -> torch.Tensor:
-    """Picks in ascending order with the -1s behind them, so that the order of the sums is that of the entries."""
-    last = torch.iinfo(torch.int64).max
-    ordered = torch.where(selected >= 0, selected, last).sort(dim=-1).values
-    return torch.where(ordered == last, -1, ordered)

@@ -38,8 +38,8 @@ class Indexer(nn.Module):
         """Write this step's keys, then select for the sequences that see more than `topk` entries.
 
         x: [T, D]. qr: [T, q_lora_rank]. Mutates the indexer pools of `cache`.
-        Returns: per batch index of such a sequence, [num_tokens, topk] int64 entry ids, -1 = none. The other
-        sequences attend to all visible entries.
+        Returns: per batch index of such a sequence, [num_tokens, topk] int64 entry ids, ascending, -1 = none
+        behind them. The other sequences attend to all visible entries.
         """
         assert cache.indexer is not None and cache.indexer_state is not None, cache.ratio
         self.compressor(x, index, index.compress_plan(cache), cache.indexer_state, cache.indexer)

@@ -16,6 +16,14 @@ from dsv4_kernels.gemm import PackedExperts, pack_experts, packed_experts, share
 from dsv4_kernels.moe import swiglu
 
 
+_TILE_ROWS = 64  # per expert on average; more read the weights no less often, since the kernels take 48 at a time
+
+
+def expert_tile_tokens(config: ModelConfig) -> int:
+    """Tokens that pass the experts together. A tile keeps one row per token and choice in three widths."""
+    return -(-_TILE_ROWS * config.n_routed_experts // config.num_experts_per_tok)
+
+
 class SharedExpert(nn.Module):
     """The expert every token passes; replicated, with the same clamps, no routing weight and no scaling."""
 
@@ -59,11 +67,21 @@ class MoELayer(nn.Module):
         self.shared_experts = SharedExpert(config, dtype=dtype, device=device)
         self._dispatcher: ExpertDispatcher = LocalDispatcher(experts)
         self._first_expert = experts.start
+        self._tile_tokens = expert_tile_tokens(config)
         self._parallel = parallel
 
     def forward(self, x: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
         """x: [T, D]; input_ids: [T] int64, of the same rows. Returns: [T, D]."""
         topk_ids, topk_weights = self.gate.route(x, input_ids)
+        if x.shape[0] <= self._tile_tokens:
+            return self._forward_tile(x, topk_ids, topk_weights)
+        out = torch.empty_like(x)
+        for first in range(0, x.shape[0], self._tile_tokens):
+            rows = slice(first, first + self._tile_tokens)
+            out[rows] = self._forward_tile(x[rows], topk_ids[rows], topk_weights[rows])
+        return out
+
+    def _forward_tile(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
         if self.experts.packed is not None:
             return self._forward_packed(x, topk_ids, topk_weights, self.experts.packed)
         dispatched = self._dispatcher.dispatch(x, topk_ids, topk_weights)

@@ -106,8 +106,11 @@ def test_masked_attention_equals_paged_attention(sink):
     mask = (slots.unsqueeze(-1) == used).any(1)
 
     out = masked_attention(q, [kv[:7], kv[7:]], [mask[:, :7], mask[:, 7:]], sink=sink, scale=SCALE)
+    own = kv[7:].expand(4, -1, -1).flip(1)  # rows of each query's own, in another order
+    mixed = masked_attention(q, [kv[:7], own], [mask[:, :7], mask[:, 7:].flip(1)], sink=sink, scale=SCALE)
 
-    assert max_error(out, paged_attention(q, [pool], [slots], sink=sink, scale=SCALE)) < 1e-5
+    expected = paged_attention(q, [pool], [slots], sink=sink, scale=SCALE)
+    assert max_error(out, expected) < 1e-5 and max_error(mixed, expected) < 1e-5
 
 
 @pytest.mark.parametrize("num_tokens", [0, 2])

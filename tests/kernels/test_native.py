@@ -6,7 +6,7 @@ import torch
 from dsv4_kernels.attention import block_attention
 from dsv4_kernels.compressor import pool_entries
 from dsv4_kernels.gemm import pack_experts, pack_weight, packed_experts, packed_linear, shared_expert
-from dsv4_kernels.indexer import index_scores
+from dsv4_kernels.indexer import index_scores, index_topk, select_topk
 from dsv4_kernels.mhc import hc_head, hc_post, hc_pre
 from dsv4_kernels.moe import grouped_experts, route_by_hash, route_by_score
 from dsv4_kernels.rope import norm_rope, plain_frequencies, rotations
@@ -161,6 +161,32 @@ def test_index_scores_equal_the_reference(dtype, randn):
     close(
         index_scores(q, keys, weights, impl="native"), index_scores(q, keys, weights, impl="reference"), torch.float32
     )
+
+
+@pytest.mark.parametrize(("num_entries", "topk"), [(1, 4), (16, 16), (33, 1), (100, 8), (1000, 512), (5000, 100)])
+def test_selection_equals_the_reference_ties_and_nan_included(num_entries, topk, randn):
+    scores = randn(4, num_entries)
+    scores[1] = scores[1].round()
+    scores[2] *= 0
+    scores[3, ::7] = float("nan")
+    num_visible = torch.tensor([num_entries, num_entries // 2, num_entries + 3, num_entries - 1])
+
+    native, reference = (select_topk(scores, num_visible, topk, impl=impl) for impl in ("native", "reference"))
+
+    assert torch.equal(native, reference)
+
+
+def test_tiles_of_queries_select_what_the_whole_selects(randn):
+    q, keys, weights = randn(10, 16, 32).bfloat16(), randn(50, 32).bfloat16(), randn(10, 16)
+    num_visible = torch.arange(41, 51)
+
+    ids = index_topk(q, keys, weights, num_visible, 8)
+
+    scores = index_scores(q, keys, weights)
+    assert torch.equal(ids, select_topk(scores, num_visible, 8, impl="reference"))
+    for t in range(10):
+        row = slice(t, t + 1)
+        assert torch.equal(index_topk(q[row], keys, weights[row], num_visible[row], 8), ids[row])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

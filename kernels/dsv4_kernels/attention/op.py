@@ -48,10 +48,11 @@ def masked_attention(
     scale: float,
     impl: str = AUTO,
 ) -> torch.Tensor:
-    """The same softmax over dense rows shared by all queries, each with its mask; for long chunks of one sequence.
+    """The same softmax over dense rows, each query with its mask; for long chunks of one sequence.
 
-    q: [T, H, dim], rotated. kv: per source [N, dim], every row finite. masks: per source [T, N] bool, True = attend.
-    sink: [H] fp32 raw logits, or None. The caller tiles: T * H * sum(N) logits are held at once.
+    q: [T, H, dim], rotated. kv: per source [N, dim], shared by all queries, or [T, N, dim]; every row finite.
+    masks: per source [T, N] bool, True = attend. sink: [H] fp32 raw logits, or None. The caller tiles: T * H * sum(N)
+    logits are held at once.
     Returns: [T, H, dim] of q's dtype; zero for a query without keys. Raises: ValueError when shapes disagree.
     """
     _check(q, [mask.shape[0] for mask in masks], sink)

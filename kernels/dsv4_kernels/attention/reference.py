@@ -33,14 +33,22 @@ def masked_attention(
     num_tokens, num_heads, dim = q.shape
     flat = q.float().reshape(-1, dim)  # [T * H, dim]
     wide = [rows.float() for rows in kv]
-    logits = torch.cat([flat @ rows.T for rows in wide], dim=1).mul_(scale)  # [T * H, N]
-    logits = logits.view(num_tokens, num_heads, logits.shape[1])
+    per_source = [
+        (flat @ rows.T).view(num_tokens, num_heads, rows.shape[0])
+        if rows.dim() == 2
+        else torch.bmm(flat.view(q.shape), rows.transpose(1, 2))
+        for rows in wide
+    ]
+    logits = torch.cat(per_source, dim=2).mul_(scale)  # [T, H, N]
     logits.masked_fill_(~torch.cat(list(masks), dim=1).unsqueeze(1), float("-inf"))
     weights, denominator = _softmax_with_sink_(logits, sink)
-    parts = _round(weights, q).flatten(0, 1).split([rows.shape[0] for rows in wide], dim=1)
+    parts = _round(weights, q).split([rows.shape[-2] for rows in wide], dim=2)
     out = torch.zeros_like(flat)
     for part, rows in zip(parts, wide, strict=True):
-        out.addmm_(part, rows)
+        if rows.dim() == 2:
+            out.addmm_(part.flatten(0, 1), rows)
+        else:
+            out.view(q.shape).baddbmm_(part, rows)
     return (out.view(q.shape) / denominator).to(q.dtype)
 
 

@@ -6,7 +6,7 @@ from dsv4_kernels.dispatch import AUTO, choose
 from dsv4_kernels.indexer import native, reference
 
 _IMPLEMENTATIONS = {"reference": reference, "native": native}
-_WORKSPACE_VALUES = 1 << 24  # fp32 logits held at once: 64 MiB
+_WORKSPACE_VALUES = 1 << 20  # fp32 logits held at once: 4 MiB
 
 
 def hadamard(x: torch.Tensor, *, impl: str = AUTO) -> torch.Tensor:
@@ -31,7 +31,7 @@ def index_scores(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, *, 
 def select_topk(scores: torch.Tensor, num_visible: torch.Tensor, topk: int, *, impl: str = AUTO) -> torch.Tensor:
     """The min(topk, visible) best of each row's first `num_visible` entries; equal scores go to the lower entry.
 
-    scores: [T, N] fp32. num_visible: [T] int64. Returns: [T, min(topk, N)] int64, -1 = none, order unspecified.
+    scores: [T, N] fp32. num_visible: [T] int64. Returns: [T, min(topk, N)] int64, ascending, -1 = none behind them.
     """
     module = _IMPLEMENTATIONS[choose("indexer", scores.device, scores.dtype, impl)]
     return module.select_topk(scores, num_visible, topk)
@@ -49,7 +49,7 @@ def index_topk(
     """`index_scores` and `select_topk` in one, tiled over queries to a fixed workspace.
 
     q: [T, H, dim]. keys: [N, dim]. weights: [T, H] fp32. num_visible: [T] int64.
-    Returns: [T, min(topk, N)] int64, -1 = none. Raises: ValueError when q and weights disagree.
+    Returns: [T, min(topk, N)] int64, ascending, -1 = none behind them. Raises: ValueError when q and weights disagree.
     """
     if weights.shape != q.shape[:2]:
         raise ValueError(f"weights {tuple(weights.shape)} do not fit q {tuple(q.shape)}")

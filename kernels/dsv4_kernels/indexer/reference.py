@@ -1,6 +1,5 @@
 """Indexer scores and exact top-k as the formulas. Source: spec 3.4, 4.5."""
 
-from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -27,13 +26,15 @@ def index_scores(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> 
 
 
 def select_topk(scores: torch.Tensor, num_visible: torch.Tensor, topk: int) -> torch.Tensor:
-    entry = torch.arange(scores.shape[1], device=scores.device)
-    visible = entry < num_visible.unsqueeze(1)  # [T, N]
+    num_entries = scores.shape[1]
+    entry = torch.arange(num_entries, device=scores.device)
     # One integer key per entry, score first, then the lower entry: unique keys make any top-k exact and repeatable.
-    key = (_ordered_bits(scores) << _INDEX_BITS) + (scores.shape[1] - entry)
-    key = key.masked_fill_(~visible, torch.iinfo(torch.int64).min)
-    ids = key.topk(min(topk, scores.shape[1]), dim=1).indices  # [T, k]
-    return torch.where(ids < num_visible.unsqueeze(1), ids, -1)
+    key = _ordered_bits(scores).long().bitwise_left_shift_(_INDEX_BITS).add_(num_entries - entry)  # [T, N]
+    key.masked_fill_(entry >= num_visible.unsqueeze(1), torch.iinfo(torch.int64).min)
+    ids = key.topk(min(topk, num_entries), dim=1, sorted=False).indices  # [T, k]
+    ids.masked_fill_(ids >= num_visible.unsqueeze(1), num_entries)
+    ids = ids.sort(dim=1).values
+    return ids.masked_fill_(ids == num_entries, -1)
 
 
 def index_topk(
@@ -43,20 +44,15 @@ def index_topk(
     num_visible: torch.Tensor,
     topk: int,
     tile: int,
-    scores: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = index_scores,
 ) -> torch.Tensor:
-    ids = [
-        select_topk(
-            scores(q[first : first + tile], keys, weights[first : first + tile]),
-            num_visible[first : first + tile],
-            topk,
-        )
-        for first in range(0, q.shape[0], tile)
-    ]
-    return torch.cat(ids) if ids else num_visible.new_empty(0, min(topk, keys.shape[0]))
+    ids = num_visible.new_empty(q.shape[0], min(topk, keys.shape[0]))
+    for first in range(0, q.shape[0], tile):
+        rows = slice(first, first + tile)
+        ids[rows] = select_topk(index_scores(q[rows], keys, weights[rows]), num_visible[rows], topk)
+    return ids
 
 
 def _ordered_bits(x: torch.Tensor) -> torch.Tensor:
-    """int64 that orders like the fp32 values; both zeros are equal."""
-    bits = (x + 0.0).view(torch.int32).long()  # + 0.0 turns -0.0 into 0.0
-    return torch.where(bits >= 0, bits, (-(2**31)) - bits)
+    """int32 that orders like the fp32 values; both zeros are equal."""
+    bits = (x + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0
+    return bits.bitwise_xor_((bits >> 31).bitwise_and_(0x7FFFFFFF))

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-_SOURCES = ("gemm.c", "streams.c", "attention.c", "experts.c")
+_SOURCES = ("gemm.c", "streams.c", "attention.c", "experts.c", "select.c")
 _HEADERS = ("common.h", "fp4.h", "gemm.h")
 # No contraction: a product and a sum are fused where the source says so, on every compiler.
 _FLAGS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-fPIC", "-fvisibility=hidden")

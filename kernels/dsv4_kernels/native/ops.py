@@ -186,15 +186,28 @@ def pool(kv: torch.Tensor, gate: torch.Tensor, rows: torch.Tensor, overlap: bool
     return out
 
 
-def index_scores(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """See indexer/op.py. q and keys have one dtype; dim is a multiple of 32."""
+def index_scores(
+    q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """See indexer/op.py. q and keys have one dtype; dim is a multiple of 32. out: [T, N] fp32, dense, to write to."""
     q, keys, weights = q.contiguous(), keys.contiguous(), weights.contiguous()
-    out = torch.empty(q.shape[0], keys.shape[0])
+    out = torch.empty(q.shape[0], keys.shape[0]) if out is None else out
     _library().dsv4_index_scores(
         dtype_id(q.dtype), q.data_ptr(), keys.data_ptr(), weights.data_ptr(), q.shape[0], q.shape[1], keys.shape[0],
         q.shape[2], out.data_ptr(),
     )  # fmt: skip
     return out
+
+
+def select_topk(scores: torch.Tensor, num_visible: torch.Tensor, out: torch.Tensor) -> None:
+    """See indexer/op.py. scores: [T, N] fp32. num_visible: [T] int64. out: [T, k <= N] int64. Raises: MemoryError."""
+    scores, num_visible = scores.contiguous(), num_visible.contiguous()
+    assert out.is_contiguous() and out.shape[1] <= scores.shape[1], (out.shape, out.stride(), scores.shape)
+    failed = _library().dsv4_select_topk(
+        scores.data_ptr(), num_visible.data_ptr(), scores.shape[0], scores.shape[1], out.shape[1], out.data_ptr()
+    )
+    if failed:
+        raise MemoryError(f"no memory to select {out.shape[1]} of {scores.shape[1]} entries")
 
 
 class Matrix(ctypes.Structure):
