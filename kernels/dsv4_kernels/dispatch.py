@@ -16,18 +16,20 @@ AUTO = "auto"
 
 # Ops and their implementations, the fastest first; "reference" runs anywhere.
 # "native" are the C kernels: CPU, where they could be built. "triton" and "tilelang" are for GPUs of the Hopper class;
-# asked for by name they are handed out anywhere, because the tests interpret and compile them without a GPU.
+# asked for by name they are handed out anywhere, because the tests interpret and compile them without a GPU. "torch" is
+# a library product of PyTorch's.
 _IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "attention": ("native", "reference"),
     "compressor": ("native", "reference"),
     "gemm": ("native", "reference"),
+    "gemm.fp8": ("triton", "torch", "reference"),
     "indexer": ("native", "reference"),
     "kv": ("triton", "reference"),
     "mhc": ("triton", "native", "reference"),
     "moe": ("native", "reference"),
     "moe.fp4": ("triton", "reference"),
     "norm": ("triton", "native", "reference"),
-    "quant": ("reference",),
+    "quant": ("triton", "reference"),
     "rope": ("triton", "native", "reference"),
     "router": ("triton", "reference"),
     "sampling": ("reference",),
@@ -38,7 +40,9 @@ _IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
 # with the C kernels). The two ops named here have fp32 inputs in a bf16 model as well.
 _NATIVE_IN_FP32 = frozenset({"compressor", "moe"})
 
-_MODULES = {"reference": "reference", "native": "native", "triton": "triton_impl", "tilelang": "tilelang_impl"}
+_MODULES = {name: f"{name}_impl" for name in ("triton", "tilelang", "torch")} | {
+    name: name for name in ("native", "reference")
+}
 _MIN_CAPABILITY = (9, 0)  # FP8 tensor cores on 64-row operands; older GPUs run the references
 
 

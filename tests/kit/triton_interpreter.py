@@ -90,6 +90,7 @@ def _interpreted_language() -> Any:
     interpreter._patch_builtin(tl.tensor, interpreter.interpreter_builder, scope)
     interpreter._patch_builtin(tl.core.tensor_descriptor_base, interpreter.interpreter_builder, scope)
     interpreter._patch_lang_tensor(tl.tensor, scope)
+    scope.set_attr(tl.tensor, "__index__", lambda self: int(self.handle.data.item()))  # scalars are arrays of one value
     return scope
 
 

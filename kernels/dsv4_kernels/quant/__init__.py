@@ -1,6 +1,7 @@
 """Number formats of weights and caches: UE8M0 scales, E4M3 and E2M1 values, and their group quantisers."""
 
 from dsv4_kernels.quant.op import (
+    Fp8Rows,
     decode_e2m1,
     decode_ue8m0,
     dequantise_block_fp8,
@@ -19,6 +20,7 @@ from dsv4_kernels.quant.op import (
 )
 
 __all__ = [
+    "Fp8Rows",
     "decode_e2m1",
     "decode_ue8m0",
     "dequantise_block_fp8",

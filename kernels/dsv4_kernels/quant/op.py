@@ -1,12 +1,21 @@
 """Public quantisation ops: checks and dispatch; the formulas are in reference.py. Source: spec 2.2, 2.3, 3.2."""
 
+from dataclasses import dataclass
+
 import torch
 
-from dsv4_kernels.dispatch import AUTO, choose
+from dsv4_kernels.dispatch import AUTO, implementation
 from dsv4_kernels.quant import reference
 
-_IMPLEMENTATIONS = {"reference": reference}
 _WEIGHT_BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Rows:
+    """Activations as `quantise_fp8(x, 128)` gives them."""
+
+    values: torch.Tensor  # [T, K] float8_e4m3fn
+    scales: torch.Tensor  # [T, K / 128] uint8, UE8M0
 
 
 def encode_ue8m0(x: torch.Tensor) -> torch.Tensor:
@@ -50,7 +59,10 @@ def quantise_fp8(x: torch.Tensor, group: int, *, impl: str = AUTO) -> tuple[torc
     Raises: ValueError when K is not a multiple of `group`.
     """
     _check_groups(x, group)
-    return _IMPLEMENTATIONS[choose("quant", x.device, x.dtype, impl)].quantise_fp8(x, group)
+    quantised: tuple[torch.Tensor, torch.Tensor] = implementation("quant", x.device, x.dtype, impl).quantise_fp8(
+        x, group
+    )
+    return quantised
 
 
 def dequantise_fp8(
@@ -61,7 +73,7 @@ def dequantise_fp8(
     values: [..., K] float8_e4m3fn. code: [..., K/group] uint8. Returns: [..., K] of `dtype`.
     """
     _check_groups(values, code.shape[-1])
-    module = _IMPLEMENTATIONS[choose("quant", values.device, values.dtype, impl)]
+    module = implementation("quant", values.device, values.dtype, impl)
     return module.dequantise_fp8(values, _scale_bytes(code), dtype)
 
 
@@ -76,7 +88,7 @@ def quantise_fp4(
     _check_groups(x, group)
     if group % 2:
         raise ValueError(f"group {group} is odd: two values share a byte")
-    return _IMPLEMENTATIONS[choose("quant", x.device, x.dtype, impl)].quantise_fp4(x, group)
+    return implementation("quant", x.device, x.dtype, impl).quantise_fp4(x, group)
 
 
 def dequantise_fp4(
@@ -89,7 +101,7 @@ def dequantise_fp4(
     """
     if packed.shape[-1] * 2 % scale.shape[-1]:
         raise ValueError(f"{scale.shape[-1]} scales do not divide {packed.shape[-1] * 2} values")
-    module = _IMPLEMENTATIONS[choose("quant", packed.device, packed.dtype, impl)]
+    module = implementation("quant", packed.device, packed.dtype, impl)
     return module.dequantise_fp4(packed, _multiplier(scale), dtype)
 
 
@@ -98,14 +110,14 @@ def quantise_index_fp8(x: torch.Tensor, *, impl: str = AUTO) -> tuple[torch.Tens
 
     x: [..., dim] float. Returns: values [..., dim] float8_e4m3fn; scale [...] fp32.
     """
-    return _IMPLEMENTATIONS[choose("quant", x.device, x.dtype, impl)].quantise_index_fp8(x)
+    return implementation("quant", x.device, x.dtype, impl).quantise_index_fp8(x)
 
 
 def dequantise_index_fp8(
     values: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype = torch.float32, *, impl: str = AUTO
 ) -> torch.Tensor:
     """Inverse of `quantise_index_fp8`. values: [..., dim]; scale: [...]. Returns: [..., dim] of `dtype`."""
-    module = _IMPLEMENTATIONS[choose("quant", values.device, values.dtype, impl)]
+    module = implementation("quant", values.device, values.dtype, impl)
     return module.dequantise_index_fp8(values, scale, dtype)
 
 
@@ -117,7 +129,7 @@ def fake_quant_kv(kv: torch.Tensor, rope_dim: int, *, impl: str = AUTO) -> torch
     """
     if (kv.shape[-1] - rope_dim) % reference.KV_GROUP:
         raise ValueError(f"{kv.shape[-1]} - {rope_dim} dims are not a multiple of {reference.KV_GROUP}")
-    return _IMPLEMENTATIONS[choose("quant", kv.device, kv.dtype, impl)].fake_quant_kv(kv, rope_dim)
+    return implementation("quant", kv.device, kv.dtype, impl).fake_quant_kv(kv, rope_dim)
 
 
 def fake_quant_index(x: torch.Tensor, kind: str, *, impl: str = AUTO) -> torch.Tensor:
@@ -155,7 +167,7 @@ def dequantise_block_fp8(
     expected = tuple(-(-(size + start) // block) for size, start in zip(values.shape, offset, strict=True))
     if tuple(scale.shape) != expected:
         raise ValueError(f"scale has shape {tuple(scale.shape)}, expected {expected} for {tuple(values.shape)}")
-    module = _IMPLEMENTATIONS[choose("quant", values.device, values.dtype, impl)]
+    module = implementation("quant", values.device, values.dtype, impl)
     return module.dequantise_block_fp8(values, _multiplier(scale), dtype, block, offset)
 
 

@@ -8,12 +8,11 @@ from dsv4_kernels.moe.fp4.layout import (
     pack_fp4_experts,
     unpack_fp4,
 )
-from dsv4_kernels.moe.fp4.op import Fp8Rows, fp4_experts, rows_per_tile
+from dsv4_kernels.moe.fp4.op import fp4_experts, rows_per_tile
 
 __all__ = [
     "Fp4Experts",
     "Fp4LayoutError",
-    "Fp8Rows",
     "PackedFp4",
     "can_pack",
     "fp4_experts",

@@ -1,21 +1,12 @@
 """Public op of the MXFP4 experts. Source: spec 4.7."""
 
-from dataclasses import dataclass
-
 import torch
 
 from dsv4_kernels.dispatch import AUTO, implementation
 from dsv4_kernels.moe.fp4.layout import Fp4Experts
 from dsv4_kernels.moe.op import build_work_list
 from dsv4_kernels.moe.work_list import WorkList
-
-
-@dataclass(frozen=True, slots=True)
-class Fp8Rows:
-    """Activations as `quantise_fp8(x, 128)` gives them."""
-
-    values: torch.Tensor  # [T, D] float8_e4m3fn
-    scales: torch.Tensor  # [T, D / 128] uint8, UE8M0
+from dsv4_kernels.quant import Fp8Rows
 
 
 def rows_per_tile(num_tokens: int, topk: int, num_experts: int) -> int:

@@ -10,9 +10,7 @@ import triton
 import triton.language as tl
 
 from dsv4_kernels.moe.fp4.triton_unpack import unpack_group, unpack_tile
-
-_FP8_MAX = tl.constexpr(448.0)
-_AMAX_FLOOR = tl.constexpr(1e-4)  # as in quant/reference.py
+from dsv4_kernels.quant.triton_codec import fp8_group_code, to_e4m3
 
 
 @triton.jit
@@ -128,11 +126,8 @@ def sum_slots_kernel(
 @triton.jit
 def quantise(x, axis: tl.constexpr):
     """E4M3 with one power-of-two scale along `axis`, as quant/reference.py. Returns: values; UE8M0 codes as int32."""
-    amax = tl.maximum(tl.max(tl.abs(x), axis), _AMAX_FLOOR) / _FP8_MAX
-    bits = amax.to(tl.int32, bitcast=True)
-    code = (bits >> 23) + ((bits & 0x7FFFFF) != 0).to(tl.int32)  # the power of two at or above
-    inverse = tl.expand_dims(((254 - code) << 23).to(tl.float32, bitcast=True), axis)
-    return tl.minimum(tl.maximum(x * inverse, -_FP8_MAX), _FP8_MAX).to(tl.float8e4nv), code
+    code = fp8_group_code(tl.max(tl.abs(x), axis))
+    return to_e4m3(x, tl.expand_dims(code, axis)), code
 
 
 @triton.jit

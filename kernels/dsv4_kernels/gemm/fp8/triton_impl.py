@@ -1,0 +1,67 @@
+"""The block-scaled FP8 product in Triton: a streaming kernel for few rows, a tile kernel for many."""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from dsv4_kernels.gemm.fp8.op import BLOCK, Fp8Weight
+from dsv4_kernels.gemm.fp8.triton_kernels import stream_kernel, tile_kernel
+
+MAX_STREAM_ROWS = 64
+_STREAM_TILE = 64  # weight rows of a program: one warpgroup
+_WANTED_PROGRAMS = 3 * 132  # three on every multiprocessor of an H200
+_MIN_BLOCKS = 2  # of 128 columns that one part of a split sum has
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Tile and launch options of the tile kernel."""
+
+    tile_tokens: int = 128
+    tile_rows: int = 128
+    num_warps: int = 8
+    num_stages: int = 4
+    stream_stages: int = 7
+
+
+def fp8_linear(
+    values: torch.Tensor, scales: torch.Tensor, weight: Fp8Weight, out_dtype: torch.dtype, config: Config | None = None
+) -> torch.Tensor:
+    values, scales = values.contiguous(), scales.contiguous()
+    out = torch.empty(values.shape[0], weight.values.shape[0], dtype=out_dtype, device=values.device)
+    if values.shape[0] == 0:
+        return out
+    launch = _stream if values.shape[0] <= MAX_STREAM_ROWS else _tiles
+    launch(values, scales, weight, out, config or Config())
+    return out
+
+
+def num_parts(weight: Fp8Weight) -> int:
+    """Parts of a split sum: enough programs to fill the chip. A function of the weight only, never of the rows."""
+    num_blocks = weight.values.shape[1] // BLOCK
+    wanted = triton.cdiv(_WANTED_PROGRAMS, weight.values.shape[0] // _STREAM_TILE)
+    per_part = max(_MIN_BLOCKS, triton.cdiv(num_blocks, wanted))
+    return int(triton.cdiv(num_blocks, per_part))
+
+
+def _stream(values: torch.Tensor, scales: torch.Tensor, weight: Fp8Weight, out: torch.Tensor, config: Config) -> None:
+    num_rows, num_columns = weight.values.shape
+    num_tiles, parts = num_rows // _STREAM_TILE, num_parts(weight)
+    tokens = max(16, triton.next_power_of_2(values.shape[0]))
+    partial = torch.empty(parts if parts > 1 else 0, num_tiles, _STREAM_TILE, tokens, device=values.device)
+    stream_kernel[(num_tiles, parts)](
+        values, scales, weight.values, weight.scales, out, partial, weight.arrivals, values.shape[0],
+        num_columns=num_columns, rows_per_group=weight.rows_per_group, num_groups=weight.num_groups, rows=_STREAM_TILE,
+        tokens=tokens, parts=parts, num_warps=4, num_stages=config.stream_stages,
+    )  # fmt: skip
+
+
+def _tiles(values: torch.Tensor, scales: torch.Tensor, weight: Fp8Weight, out: torch.Tensor, config: Config) -> None:
+    num_rows, num_columns = weight.values.shape
+    grid = (triton.cdiv(values.shape[0], config.tile_tokens) * (num_rows // config.tile_rows),)
+    tile_kernel[grid](
+        values, scales, weight.values, weight.scales, out, values.shape[0], num_columns=num_columns,
+        rows_per_group=weight.rows_per_group, num_groups=weight.num_groups, tokens=config.tile_tokens,
+        rows=config.tile_rows, num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
