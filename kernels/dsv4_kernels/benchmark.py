@@ -108,6 +108,7 @@ def _reaches(case: KernelCase, fraction: float, limit: float) -> bool:
 
 def _time(call: Callable[[Any], Any], inputs: list[Any]) -> list[float]:
     """Seconds of one run in each round; a round replays the graph of every input set once."""
+    torch.cuda.synchronize()  # the side stream does not wait for the inputs by itself
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         call(inputs[0])

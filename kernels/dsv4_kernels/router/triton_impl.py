@@ -103,13 +103,13 @@ def _select_kernel(
         chosen = tl.where((chosen >= 0) & (chosen < E), chosen, -1).to(tl.int32)
         sums = tl.zeros((WIDTH,), tl.float32)
         for part in range(PARTS):
-            row = logits + (part * num_tokens.to(tl.int64) + token) * E
+            row = logits + (part * num_tokens + token) * E
             sums += tl.load(row + chosen, mask=chosen >= 0, other=0.0)
         scores = tl.where(chosen >= 0, _sqrt_softplus(sums), 0.0)
     else:
         sums = tl.zeros((BLOCK,), tl.float32)
         for part in range(PARTS):
-            row = logits + (part * num_tokens.to(tl.int64) + token) * E
+            row = logits + (part * num_tokens + token) * E
             sums += tl.load(row + expert, mask=expert < E, other=0.0)
         all_scores = _sqrt_softplus(sums)
         biased = all_scores + tl.load(bias + expert, mask=expert < E, other=0.0)
