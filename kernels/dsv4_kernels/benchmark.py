@@ -7,7 +7,8 @@ of the numbers. The first line measures this machine's own roofs, and every frac
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -65,32 +66,25 @@ def measure_roofs(device: torch.device) -> dict[str, float]:
     }
 
 
-def run_case(case: KernelCase, roofs: dict[str, float], device: torch.device) -> list[Measurement]:
-    """Time `run` and every variant of one case."""
+def run_case(
+    case: KernelCase, roofs: dict[str, float], device: torch.device, *, with_variants: bool
+) -> Iterator[Measurement | str]:
+    """Time `run` and the variants of one case; a string says what failed."""
     inputs = case.make_inputs(device, torch.Generator(device=device).manual_seed(0))
-    results = []
-    for name, call in {"run": case.run, **case.variants}.items():
-        rounds = _time(call, inputs)
+    calls = {"run": case.run, **(case.variants if with_variants else {})}
+    for name, call in calls.items():
+        try:
+            rounds = _time(call, inputs)
+        except Exception as error:  # a candidate may ask for more registers or shared memory than there are
+            yield f"{case.name}, {case.shape}, {name}: {type(error).__name__}: {str(error)[:200]}"
+            continue
         middle = median(rounds)
         rate, fraction = _rate(case, middle, roofs)
         verdict = "stretch" if _reaches(case, fraction, case.stretch_fraction) else "below"
         if verdict == "below" and _reaches(case, fraction, case.target_fraction):
             verdict = "target"
-        results.append(
-            Measurement(
-                case.name,
-                case.shape,
-                name,
-                middle * _MICRO,
-                min(rounds) * _MICRO,
-                max(rounds) * _MICRO,
-                rate,
-                fraction,
-                verdict,
-                case.roof,
-            )
-        )
-    return results
+        times = (middle * _MICRO, min(rounds) * _MICRO, max(rounds) * _MICRO)
+        yield Measurement(case.name, case.shape, name, *times, rate, fraction, verdict, case.roof)
 
 
 def _rate(case: KernelCase, seconds: float, roofs: dict[str, float]) -> tuple[float, float]:
@@ -143,25 +137,50 @@ def _seconds(replay: Callable[[], Any]) -> float:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m dsv4_kernels.benchmark", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m dsv4_kernels.benchmark", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("words", nargs="*", help="only cases whose name contains one of these")
-    parser.add_argument("--out", type=Path, help="JSON file for the results")
+    parser.add_argument("--out", type=Path, help="JSON file for the results, rewritten after every case")
     parser.add_argument("--baseline", type=Path, help="earlier JSON file to compare with")
+    parser.add_argument(
+        "--variants-until", type=float, default=float("inf"), help="seconds after which none is started"
+    )
     options = parser.parse_args(arguments)
+    return run_benchmarks(options.words, options.out, options.baseline, options.variants_until)
+
+
+def run_benchmarks(words: Sequence[str], out: Path | None, baseline: Path | None, variants_until_s: float) -> int:
+    """Time the chosen cases and print a line for each. Returns: 1 when one of them failed to run, else 0."""
+    started = time.monotonic()
     device = torch.device("cuda")
     roofs = measure_roofs(device)
-    say(f"{torch.cuda.get_device_name()}: copy {roofs['bandwidth'] / 1e12:.2f} TB/s, "
-        f"bf16 {roofs['bf16'] / 1e12:.0f} and fp8 {roofs['fp8'] / 1e12:.0f} TFLOP/s")  # fmt: skip
-    before = _load_baseline(options.baseline)
+    say(
+        f"{torch.cuda.get_device_name()}: copy {roofs['bandwidth'] / 1e12:.2f} TB/s, "
+        f"bf16 {roofs['bf16'] / 1e12:.0f} and fp8 {roofs['fp8'] / 1e12:.0f} TFLOP/s"
+    )
+    before = _load_baseline(baseline)
     results: list[Measurement] = []
-    for case in find_cases(options.words):
-        for one in run_case(case, roofs, device):
+    failures: list[str] = []
+    cases = find_cases(words)
+    for index, case in enumerate(cases):
+        say(f"[{index + 1}/{len(cases)}, {time.monotonic() - started:.0f} s] {case.name}: {case.shape}")
+        with_variants = time.monotonic() - started < variants_until_s
+        for one in run_case(case, roofs, device, with_variants=with_variants):
+            if isinstance(one, str):
+                failures.append(one)
+                say(f"FAILED {one}")
+                continue
             results.append(one)
             say(format_row(one, before.get((one.name, one.shape, one.variant))))
         torch.cuda.empty_cache()
-    if options.out:
-        options.out.write_text(json.dumps({"roofs": roofs, "results": [asdict(one) for one in results]}, indent=1))
-    return 0
+        if out:
+            out.write_text(
+                json.dumps(
+                    {"roofs": roofs, "results": [asdict(one) for one in results], "failures": failures}, indent=1
+                )
+            )
+    return 1 if failures else 0
 
 
 def format_row(one: Measurement, baseline_us: float | None) -> str:

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from dsv4_kernels.moe import build_work_list
-from dsv4_kernels.moe.fp4 import Fp8Rows, fp4_experts, rows_per_tile, unpack_fp4
+from dsv4_kernels.moe.fp4 import fp4_experts, rows_per_tile, unpack_fp4
 from dsv4_kernels.moe.fp4.inputs import random_experts, random_routing
 from dsv4_kernels.moe.fp4.layout import PackedFp4
 from dsv4_kernels.moe.fp4.triton_impl import TiledRows, config_for, down, gate_up, gather
-from dsv4_kernels.quant import dequantise_fp8, quantise_fp8
+from dsv4_kernels.quant import Fp8Rows, dequantise_fp8, quantise_fp8
 from dsv4_kernels.testing import relative_error
 from tests.kit.kernel_checks import (
     assert_batch_invariant,
