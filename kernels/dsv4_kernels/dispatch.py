@@ -20,7 +20,7 @@ AUTO = "auto"
 # a library product of PyTorch's.
 _IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "attention": ("native", "reference"),
-    "compressor": ("native", "reference"),
+    "compressor": ("triton", "native", "reference"),
     "gemm": ("native", "reference"),
     "gemm.fp8": ("triton", "torch", "reference"),
     "indexer": ("native", "reference"),

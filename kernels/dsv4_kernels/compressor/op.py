@@ -2,10 +2,8 @@
 
 import torch
 
-from dsv4_kernels.compressor import native, reference
-from dsv4_kernels.dispatch import AUTO, choose
+from dsv4_kernels.dispatch import AUTO, implementation
 
-_IMPLEMENTATIONS = {"reference": reference, "native": native}
 _WORKSPACE_VALUES = 1 << 24  # fp32 values gathered at once: 64 MiB
 
 
@@ -21,7 +19,7 @@ def pool_entries(
     """
     if kv.shape != gate.shape:
         raise ValueError(f"kv {tuple(kv.shape)} and gate {tuple(gate.shape)} differ")
-    module = _IMPLEMENTATIONS[choose("compressor", kv.device, kv.dtype, impl)]
+    module = implementation("compressor", kv.device, kv.dtype, impl)
     dim = kv.shape[1] // 2 if overlap else kv.shape[1]
     tile = max(1, _WORKSPACE_VALUES // (2 * rows.shape[1] * dim))
     if rows.shape[0] <= tile:

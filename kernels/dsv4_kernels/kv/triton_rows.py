@@ -13,11 +13,10 @@ import triton
 import triton.language as tl
 
 from dsv4_kernels.kv.rows import PagedRows
-from dsv4_kernels.quant.triton_codec import fp8_group_code, power_of_two, to_e4m3, ue8m0_code
+from dsv4_kernels.quant.triton_codec import fp4_group_code, fp8_group_code, power_of_two, to_e2m1, to_e4m3
 
 KV_GROUP = tl.constexpr(64)
 FP4_GROUP = tl.constexpr(32)
-_FP4_AMAX_FLOOR = tl.constexpr(6.0 * 2.0**-126)
 
 
 class PoolViews(NamedTuple):
@@ -47,7 +46,7 @@ def pool_views(pool: PagedRows) -> PoolViews:
 @triton.jit
 def norm_row(row, weight, eps, D: tl.constexpr, BLOCK: tl.constexpr, HAS_WEIGHT: tl.constexpr):
     """RMSNorm in fp32. row: [BLOCK] fp32."""
-    normed = row * (1.0 / tl.sqrt_rn(tl.sum(row * row, axis=0) / D + eps))
+    normed = row * tl.rsqrt(tl.sum(row * row, axis=0) / D + eps)
     if HAS_WEIGHT:
         column = tl.arange(0, BLOCK)
         normed *= tl.load(weight + column, mask=column < D, other=0.0)
@@ -69,15 +68,24 @@ def rotate_row(row, cis, sign, D: tl.constexpr, BLOCK: tl.constexpr, PAIRS: tl.c
 
 @triton.jit
 def hadamard_row(row, BLOCK: tl.constexpr):
-    """Orthonormal Sylvester-Hadamard transform, times 2^(-log2(BLOCK) / 2). row: [BLOCK] fp32."""
-    source, target = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    bits = source & target
-    bits = bits ^ (bits >> 8)
-    bits = bits ^ (bits >> 4)
+    """Orthonormal Sylvester-Hadamard transform. row: [BLOCK] fp32, BLOCK a power of two from 32 to 256.
+
+    In two steps, because the matrix of 16 m is the Kronecker product of those of m and of 16.
+    """
+    OUTER: tl.constexpr = BLOCK // 16
+    tile = row.reshape(OUTER, 1, 16)
+    tile = tl.sum(tile * _signs(16)[None, :, :], axis=2)  # [OUTER, 16]
+    tile = tl.sum(tile[None, :, :] * _signs(OUTER)[:, :, None], axis=1)
+    return tile.reshape(BLOCK) * (BLOCK**-0.5)
+
+
+@triton.jit
+def _signs(N: tl.constexpr):
+    """[N, N] fp32, -1 where the bits that row and column share are an odd number, else 1. N at most 16."""
+    bits = tl.arange(0, N)[:, None] & tl.arange(0, N)[None, :]
     bits = bits ^ (bits >> 2)
     bits = bits ^ (bits >> 1)
-    column = tl.reshape(row, (BLOCK, 1))
-    return tl.sum(tl.where((bits & 1) != 0, -column, column), axis=0) * (BLOCK**-0.5)
+    return (1 - 2 * (bits & 1)).to(tl.float32)
 
 
 @triton.jit
@@ -128,8 +136,8 @@ def store_row(
     else:
         tl.static_assert(KIND == "index_fp4")
         groups = row.reshape(BLOCK // FP4_GROUP, FP4_GROUP)
-        code = ue8m0_code(tl.div_rn(tl.maximum(tl.max(tl.abs(groups), axis=1), _FP4_AMAX_FLOOR), 6.0))
-        even, odd = tl.split(_e2m1(groups * power_of_two(127 - code)[:, None]).reshape(BLOCK // 2, 2))
+        code = fp4_group_code(tl.max(tl.abs(groups), axis=1))
+        even, odd = tl.split(to_e2m1(groups, code[:, None]).reshape(BLOCK // 2, 2))
         byte = tl.arange(0, BLOCK // 2)
         packed = (even | (odd << 4)).to(tl.uint8)
         tl.store(values + page + in_page * (D // 2) + byte, packed, mask=(byte < D // 2) & is_slot)
@@ -137,12 +145,3 @@ def store_row(
         scales = codes + page + ROWS * (D // 2) + in_page * (D // FP4_GROUP)
         tl.store(scales + group, code.to(tl.uint8), mask=(group < D // FP4_GROUP) & is_slot)
     return row
-
-
-@triton.jit
-def _e2m1(x):
-    """Nearest 4-bit code as int32, ties to even, saturating at 6."""
-    a = tl.abs(x)
-    code = (a > 0.25).to(tl.int32) + (a >= 0.75).to(tl.int32) + (a > 1.25).to(tl.int32) + (a >= 1.75).to(tl.int32)
-    code += (a > 2.5).to(tl.int32) + (a >= 3.5).to(tl.int32) + (a > 5.0).to(tl.int32)
-    return code | (((x.to(tl.int32, bitcast=True) >> 31) & 1) << 3)

@@ -116,12 +116,12 @@ def _collapse_token(
     row = partial + (token * num_splits + splits) * N
     mix = tl.sum(tl.load(row[:, None] + streams[None, :], mask=is_split[:, None], other=0.0), axis=0)  # [4]
     square = tl.sum(tl.load(row + NUM_MIX, mask=is_split, other=0.0), axis=0)
-    mix = mix * (1.0 / tl.sqrt_rn(square / (4 * D) + norm_eps))
+    mix = mix * tl.rsqrt(square / (4 * D) + norm_eps)
     pre = 1.0 / (1.0 + tl.exp(-(mix * tl.load(scale) + tl.load(base + streams)))) + eps
     collapsed = tl.sum(pre[:, None] * tile.to(tl.float32), axis=0).to(tl.bfloat16)
     if HAS_NORM:
         wide = collapsed.to(tl.float32)
-        inverse = 1.0 / tl.sqrt_rn(tl.sum(wide * wide, axis=0) / D + norm_eps)
+        inverse = tl.rsqrt(tl.sum(wide * wide, axis=0) / D + norm_eps)
         weight = tl.load(norm_weight + channels, mask=is_channel, other=0.0)
         collapsed = (wide * inverse * weight).to(tl.bfloat16)
     tl.store(y + token * D + channels, collapsed, mask=is_channel)
@@ -145,7 +145,7 @@ def _form_comb(
     row = partial + (token[:, None] * num_splits + splits[None, :]) * N  # [BT, SPLITS]
     is_read = is_row[:, None] & (splits < num_splits)[None, :]
     square = tl.sum(tl.load(row + NUM_MIX, mask=is_read, other=0.0), axis=1)
-    inverse = 1.0 / tl.sqrt_rn(square / (4 * D) + norm_eps)
+    inverse = tl.rsqrt(square / (4 * D) + norm_eps)
     at = row[:, :, None] + (4 + streams)[None, None, :]
     mix = tl.sum(tl.load(at, mask=is_read[:, :, None], other=0.0), axis=1)  # [BT, 4]
     gate = mix * inverse[:, None] * tl.load(scale + 1) + tl.load(base + 4 + streams)[None, :]

@@ -66,7 +66,7 @@ def _norm_rope_kernel(
     loaded = tl.load(x + at, mask=is_cell, other=0.0)
     tile = loaded.to(tl.float32)
     if HAS_NORM:
-        tile *= (1.0 / tl.sqrt_rn(tl.sum(tile * tile, axis=1) / D + eps))[:, None]
+        tile *= tl.rsqrt(tl.sum(tile * tile, axis=1) / D + eps)[:, None]
         if HAS_WEIGHT:
             tile *= tl.load(weight + column, mask=column < D, other=0.0)[None, :]
         tile = tile.to(loaded.dtype).to(tl.float32)

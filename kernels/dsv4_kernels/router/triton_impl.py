@@ -129,7 +129,7 @@ def _select_kernel(
             key = tl.where(key == best, lowest, key)
         chosen = tl.where(is_token, chosen, -1)
     if RENORMALISE:
-        scores = tl.div_rn(scores, tl.sum(scores, axis=0) + _RENORM_FLOOR)
+        scores = scores / (tl.sum(scores, axis=0) + _RENORM_FLOOR)
     is_slot = slot < TOPK
     tl.store(ids + token * TOPK + slot, chosen, mask=is_slot)
     tl.store(weights + token * TOPK + slot, tl.where(chosen >= 0, scores * scaling, 0.0), mask=is_slot)
@@ -139,7 +139,7 @@ def _select_kernel(
 def _sqrt_softplus(z):
     """sqrt(max(z, 0) + log1p(exp(-|z|))); log1p(e) = 2 atanh(e / (2 + e)), whose argument is at most 1/3."""
     e = tl.exp(-tl.abs(z))
-    s = tl.div_rn(e, 2.0 + e)
+    s = e / (2.0 + e)
     q = s * s
     series = 1.0 / 15
     series = series * q + 1.0 / 13
@@ -148,4 +148,4 @@ def _sqrt_softplus(z):
     series = series * q + 1.0 / 7
     series = series * q + 1.0 / 5
     series = series * q + 1.0 / 3
-    return tl.sqrt_rn(tl.maximum(z, 0.0) + 2.0 * s * (series * q + 1.0))
+    return tl.sqrt(tl.maximum(z, 0.0) + 2.0 * s * (series * q + 1.0))
