@@ -33,6 +33,7 @@ _IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "rope": ("triton", "native", "reference"),
     "router": ("triton", "reference"),
     "sampling": ("reference",),
+    "transfer": ("triton", "reference"),
 }
 
 # With fp32 activations the references run: somebody compares numbers, and torch's own products keep close selections of
