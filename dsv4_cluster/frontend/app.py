@@ -53,6 +53,7 @@ def create_app(
     config: RouterConfig,
     *,
     max_model_len: int,
+    system_fingerprint: str | None = None,
     draw_seed: Callable[[], int] = lambda: secrets.randbits(63),
     clock: Clock | None = None,
     registry: CollectorRegistry | None = None,
@@ -61,7 +62,8 @@ def create_app(
 ) -> FastAPI:
     """Build the HTTP surface over a service. It starts nothing until requests come, and owns one thread pool.
 
-    max_model_len: prompt + answer, in tokens. draw_seed: seeds in [0, 2**63) for requests that bring none.
+    max_model_len: prompt + answer, in tokens. system_fingerprint: shown in answers.
+    draw_seed: seeds in [0, 2**63) for requests that bring none.
     registry: takes this app's metrics. metrics_page: the text of /metrics; None = those of the registry.
     `app.state.gate` is the Gate: draining starts there.
     responses: shared by several routers; None = one of this process.
@@ -78,6 +80,7 @@ def create_app(
         config=config,
         max_model_len=max_model_len,
         encode_pool=pool,
+        system_fingerprint=system_fingerprint,
         draw_seed=draw_seed,
         responses=responses or LocalResponseStore(config.responses, clock),
         background=BackgroundRuns(config.responses.max_background),

@@ -26,10 +26,18 @@ class Caller:
     tenant: str = ""
     priority: int = 0
 
-    def labels(self, user_id: str = "") -> RequestLabels:
-        """user_id: the caller's own name for its end user, who is a tenant of their own within the caller's."""
+    def labels(self, user_id: str = "", priority: int = 0) -> RequestLabels:
+        """user_id: the caller's own name for its end user, who is a tenant of their own within the caller's.
+
+        priority: of the request, added to the caller's.
+        """
         tenant = f"{self.tenant}/{user_id}" if user_id else self.tenant
-        return {"key_name": self.key_name, "tenant": tenant, "cache_salt": user_id, "priority": self.priority}
+        return {
+            "key_name": self.key_name,
+            "tenant": tenant,
+            "cache_salt": user_id,
+            "priority": self.priority + priority,
+        }
 
 
 ANONYMOUS = Caller()

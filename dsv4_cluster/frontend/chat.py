@@ -14,8 +14,8 @@ from dsv4_cluster.frontend.body import parse_object, read_body
 from dsv4_cluster.frontend.error_body import FieldError
 from dsv4_cluster.frontend.generation import Backend, copy_chunks
 from dsv4_cluster.frontend.merge import merged
+from dsv4_cluster.frontend.reply import stream_reply, whole_reply
 from dsv4_cluster.frontend.sampling_fields import take_sampling_fields
-from dsv4_cluster.frontend.sse import EventStream, sse_frames, while_connected
 from dsv4_cluster.frontend.turn import Turn, check_structured
 from dsv4_cluster.protocol.copies import copies
 from dsv4_cluster.protocol.output import TokenChunk
@@ -41,24 +41,24 @@ async def chat_completions(request: Request, backend: Backend) -> Response:
     generation = job.turn.generation(response_id, backend, request.state.caller)
     answer = _Answer(job, copies(generation, job.turn.sampling.n), response_id, backend)
     if job.turn.prompt.is_stream:
-        return await EventStream.open(request.receive, sse_frames(answer.stream(), request.state.request_id))
-    text = await while_connected(request.receive, answer.whole())
-    return Response(text, media_type="application/json")
+        return await stream_reply(request, backend, answer.stream())
+    return await whole_reply(request, backend, answer.whole())
 
 
 def _prepare(body: bytes, backend: Backend) -> _ChatJob:
     """Everything that costs CPU; runs on the encode pool."""
-    checked = fields.check_chat(parse_object(body))
+    checked = fields.check_chat(parse_object(body), ignores_unknown=backend.ignores_unknown)
     sampling = take_sampling_fields(checked, vocab_size=backend.codec.text.vocab_size)
     backend.check_num_answers(sampling.n)
     thinking_budget = fields.take_thinking_budget(checked)
     is_single_call = fields.take_single_call(checked)
+    user_id, priority = fields.take_user_id(checked), fields.take_priority(checked)
     prompt = backend.codec.chat.encode(checked, context_limit=backend.max_model_len, is_single_call=is_single_call)
     if thinking_budget is not None and not prompt.is_thinking:
         raise FieldError("thinking_token_budget is for requests that think", param="thinking_token_budget")
     if prompt.structured is not None:
         check_structured(prompt.structured, sampling, param="response_format")
-    turn = Turn(prompt=prompt, sampling=sampling, thinking_budget=thinking_budget)
+    turn = Turn(prompt=prompt, sampling=sampling, thinking_budget=thinking_budget, user_id=user_id, priority=priority)
     return _ChatJob(turn, fields.wants_usage(checked))
 
 
@@ -73,9 +73,14 @@ class _Answer:
         self._response_id = response_id
         self._backend = backend
         self._prompt_computed = asyncio.Event()
-        eos_token_id = backend.codec.text.eos_token_id
         self._parsers = [
-            ChatParser(backend.codec.chat, job.turn.prompt, response_id=response_id, eos_token_id=eos_token_id)
+            ChatParser(
+                backend.codec.chat,
+                job.turn.prompt,
+                response_id=response_id,
+                eos_token_id=backend.codec.text.eos_token_id,
+                system_fingerprint=backend.system_fingerprint,
+            )
             for _ in generations
         ]
 

@@ -19,7 +19,7 @@ from dsv4_cluster.frontend.caller import Caller
 from dsv4_cluster.frontend.completion_body import CompletionJob, parse_completion
 from dsv4_cluster.frontend.generation import Backend, copy_chunks
 from dsv4_cluster.frontend.merge import merged
-from dsv4_cluster.frontend.sse import EventStream, sse_frames, while_connected
+from dsv4_cluster.frontend.reply import stream_reply, whole_reply
 from dsv4_cluster.protocol.copies import copies
 from dsv4_cluster.protocol.request import GenerationRequest
 from dsv4_cluster.tokenizer.completion_output import CompletionOutput, CompletionPiece, LogprobEntry
@@ -29,14 +29,18 @@ async def completions(request: Request, backend: Backend) -> Response:
     """Answer a completion request, streamed or whole. Raises: Dsv4Error, ClientDisconnect."""
     body = await read_body(request, backend.config.max_body_bytes)
     job = await backend.off_loop(
-        lambda: parse_completion(parse_object(body), backend.codec, context_limit=backend.max_model_len)
+        lambda: parse_completion(
+            parse_object(body),
+            backend.codec,
+            context_limit=backend.max_model_len,
+            ignores_unknown=backend.ignores_unknown,
+        )
     )
     backend.check_num_answers(len(job.prompts) * job.sampling.n)
     answer = _Answer(job, request.state.request_id.replace("req-", "cmpl-", 1), backend, request.state.caller)
     if job.is_stream:
-        return await EventStream.open(request.receive, sse_frames(answer.stream(), request.state.request_id))
-    text = await while_connected(request.receive, answer.whole())
-    return Response(text, media_type="application/json")
+        return await stream_reply(request, backend, answer.stream())
+    return await whole_reply(request, backend, answer.whole())
 
 
 @dataclass(slots=True)
@@ -66,12 +70,19 @@ class _Answer:
             "object": "text_completion",
             "created": int(time.time()),
             "model": job.model,
-            "system_fingerprint": None,
+            "system_fingerprint": backend.system_fingerprint,
         }
         tokenizer = backend.codec.text
         self._generations = [copy for index in range(len(job.prompts)) for copy in self._copies(index)]
         self._outputs = [
-            CompletionOutput(tokenizer, job.stop_strings, num_logprobs=job.num_logprobs) for _ in self._generations
+            CompletionOutput(
+                tokenizer,
+                job.stop_strings,
+                num_logprobs=job.num_logprobs,
+                echo=generation.prompt_token_ids if job.echoes else (),
+                is_echo_only=job.is_echo_only,
+            )
+            for generation in self._generations
         ]
         self._prompts_computed = [asyncio.Event() for _ in job.prompts]
 
@@ -129,10 +140,12 @@ class _Answer:
                 top_p=job.top_p,
                 seed=backend.draw_seed() if job.seed is None else job.seed,
                 logprobs=job.num_logprobs,
+                prompt_logprobs=job.num_logprobs if job.echoes else None,
             ),
             stop=job.sampling.stop_params(job.stop_strings, eos_token_id=backend.codec.text.eos_token_id),
             model=backend.codec.models.canonical,
-            **self._caller.labels(),
+            structured=job.structured,
+            **self._caller.labels(job.user_id, job.priority),
         )
         return copies(request, job.sampling.n)
 

@@ -112,6 +112,11 @@ def describe(err: Exception, request_id: str) -> ErrorBody:
     )
 
 
+def described_json(err: Exception, request_id: str, path: str) -> str:
+    """The body of an exception, in the envelope of a path."""
+    return envelope_of(path)(describe(err, request_id), request_id)
+
+
 def error_response(err: Exception, request_id: str, path: str) -> Response:
     """The whole HTTP answer for an exception raised before the first byte of a body. path: of the request."""
     body = describe(err, request_id)

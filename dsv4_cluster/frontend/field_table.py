@@ -25,8 +25,11 @@ class FieldTable:
     labels: Mapping[str, type] = field(default_factory=dict)
     refused: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
-    def taken_from(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The honoured fields; null means absent. Raises: FieldError that names the field."""
+    def taken_from(self, body: Mapping[str, Any], *, ignores_unknown: bool = False) -> dict[str, Any]:
+        """The honoured fields; null means absent. ignores_unknown: fields that no list has are dropped.
+
+        Raises: FieldError that names the field.
+        """
         kept = {}
         for name, value in body.items():
             if value is None:
@@ -39,7 +42,7 @@ class FieldTable:
             elif name in self.refused:
                 if not any(same(value, neutral) for neutral in self.refused[name]):
                     raise FieldError(f"{name} is not supported", param=name)
-            else:
+            elif not ignores_unknown:
                 raise FieldError(f"unknown field {name!r}", param=name)
         if not isinstance(kept.get("model"), str):
             raise FieldError("model must be a string" if "model" in kept else "model is missing", param="model")
@@ -52,10 +55,16 @@ def same(value: Any, neutral: Any) -> bool:
 
 
 def check_keys(
-    value: Mapping[str, Any], name: str, honoured: Set[str], refused: Mapping[str, tuple[Any, ...]] | None = None
+    value: Mapping[str, Any],
+    name: str,
+    honoured: Set[str],
+    refused: Mapping[str, tuple[Any, ...]] | None = None,
+    *,
+    ignores_unknown: bool = False,
 ) -> None:
     """The same for an object within a field. Raises: FieldError that names the key."""
     for key, inner in value.items():
-        neutral = (refused or {}).get(key, ())
-        if key not in honoured and inner is not None and not any(same(inner, n) for n in neutral):
+        if key in honoured or inner is None or (ignores_unknown and key not in (refused or {})):
+            continue
+        if not any(same(inner, neutral) for neutral in (refused or {}).get(key, ())):
             raise FieldError(f"{name}.{key} is not supported", param=f"{name}.{key}")

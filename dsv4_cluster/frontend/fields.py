@@ -3,71 +3,112 @@
 from collections.abc import Mapping
 from typing import Any
 
+from dsv4_cluster.frontend.chat_messages import check_tools, checked_messages
 from dsv4_cluster.frontend.error_body import FieldError
+from dsv4_cluster.frontend.extra_fields import user_id_of
 from dsv4_cluster.frontend.field_table import FieldTable, check_keys, same
 from dsv4_cluster.frontend.sampling_fields import SamplingFields
 from dsv4_cluster.tokenizer.family import tool_name
 
-_LABELS = {"user": str, "user_id": str, "metadata": dict}
-_BOTH_HONOURED = frozenset(
-    {"model", "stream", "stream_options", "max_tokens", "temperature", "top_p", "seed", "stop", "logprobs"}
-).union(SamplingFields.model_fields)
-_CHAT_HONOURED = _BOTH_HONOURED | {
-    "messages",
-    "max_completion_tokens",
-    "top_logprobs",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "response_format",
-    "thinking",
-    "thinking_token_budget",
-    "reasoning_effort",
+MAX_PRIORITY = 100
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_THINKING_TYPES = ("enabled", "disabled", "adaptive")
+_LABELS = {
+    "user": str,
+    "metadata": dict,
+    "safety_identifier": str,
+    "prompt_cache_key": str,
+    "prompt_cache_retention": str,
 }
-_COMPLETION_HONOURED = _BOTH_HONOURED | {"prompt"}
+_BOTH_HONOURED = frozenset(
+    {
+        "model",
+        "stream",
+        "stream_options",
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "seed",
+        "stop",
+        "logprobs",
+        "response_format",
+        "user_id",
+        "priority",
+    }
+).union(SamplingFields.model_fields)
 _REFUSED_EVERYWHERE: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
-    "priority": (0,),
-}
-_CHAT_REFUSED: dict[str, tuple[Any, ...]] = {
-    **_REFUSED_EVERYWHERE,
-    "store": (False,),
-    "modalities": (["text"],),
     "service_tier": ("auto", "default"),
-    "functions": ([],),
-    "function_call": ("auto", "none"),
 }
-_COMPLETION_REFUSED: dict[str, tuple[Any, ...]] = {
-    **_REFUSED_EVERYWHERE,
-    "response_format": ({"type": "text"},),
-    "echo": (False,),
-    "suffix": ("",),
-    "best_of": (1,),
-}
-CHAT = FieldTable(honoured=_CHAT_HONOURED, labels=_LABELS, refused=_CHAT_REFUSED)
-COMPLETION = FieldTable(honoured=_COMPLETION_HONOURED, labels=_LABELS, refused=_COMPLETION_REFUSED)
+CHAT = FieldTable(
+    honoured=_BOTH_HONOURED
+    | {
+        "messages",
+        "max_completion_tokens",
+        "top_logprobs",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "thinking",
+        "thinking_token_budget",
+        "reasoning_effort",
+    },
+    labels={**_LABELS, "store": bool},
+    refused={
+        **_REFUSED_EVERYWHERE,
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+        "functions": ([],),
+        "function_call": ("auto", "none"),
+    },
+)
+COMPLETION = FieldTable(
+    honoured=_BOTH_HONOURED | {"prompt", "suffix", "echo"},
+    labels=_LABELS,
+    refused={**_REFUSED_EVERYWHERE, "best_of": (1,)},
+)
 
 
-def check_chat(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body that conversion gets. Raises: FieldError that names the field."""
-    fields = CHAT.taken_from(body)
+def check_chat(body: Mapping[str, Any], *, ignores_unknown: bool = False) -> dict[str, Any]:
+    """Return the body that conversion gets, and what the `take_` functions remove from it.
+
+    ignores_unknown: keys that this server does not know are dropped. Raises: FieldError that names the field.
+    """
+    fields = CHAT.taken_from(body, ignores_unknown=ignores_unknown)
     _merge_max_tokens(fields)
-    _check_stream_options(fields)
+    _check_stream_options(fields, ignores_unknown=ignores_unknown)
     _check_tool_choice(fields)
-    _check_response_format(fields.get("response_format"))
-    thinking = fields.get("thinking")
-    if isinstance(thinking, dict):
-        check_keys(thinking, "thinking", {"type"})
+    _check_response_format(fields.get("response_format"), ignores_unknown=ignores_unknown)
+    _check_thinking(fields, ignores_unknown=ignores_unknown)
     if isinstance(fields.get("messages"), list):
-        fields["messages"] = [_official_role(message) for message in fields["messages"]]
+        fields["messages"] = checked_messages(fields["messages"], ignores_unknown=ignores_unknown)
+    if isinstance(fields.get("tools"), list):
+        check_tools(fields["tools"], ignores_unknown=ignores_unknown)
     return fields
 
 
-def check_completion(body: Mapping[str, Any]) -> dict[str, Any]:
+def check_completion(body: Mapping[str, Any], *, ignores_unknown: bool = False) -> dict[str, Any]:
     """Return the honoured fields. Raises: FieldError that names the field."""
-    fields = COMPLETION.taken_from(body)
-    _check_stream_options(fields)
+    fields = COMPLETION.taken_from(body, ignores_unknown=ignores_unknown)
+    _check_stream_options(fields, ignores_unknown=ignores_unknown)
+    _check_response_format(fields.get("response_format"), ignores_unknown=ignores_unknown)
     return fields
+
+
+def take_priority(fields: dict[str, Any]) -> int:
+    """Remove priority; it is added to that of the key, so a client can only stand back. Raises: FieldError."""
+    value = fields.pop("priority", 0)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_PRIORITY:
+        raise FieldError(f"priority must be an integer in 0..{MAX_PRIORITY}; lower runs first", param="priority")
+    return value
+
+
+def take_user_id(fields: dict[str, Any]) -> str:
+    """Remove user_id, under which fairness and cached prefixes are kept apart. Raises: FieldError."""
+    return user_id_of(fields.pop("user_id", None), "user_id")
 
 
 def take_thinking_budget(fields: dict[str, Any]) -> int | None:
@@ -103,7 +144,7 @@ def _merge_max_tokens(fields: dict[str, Any]) -> None:
     fields["max_tokens"] = newer
 
 
-def _check_stream_options(fields: dict[str, Any]) -> None:
+def _check_stream_options(fields: dict[str, Any], *, ignores_unknown: bool) -> None:
     if "stream_options" not in fields:
         return
     options = fields["stream_options"]
@@ -111,7 +152,8 @@ def _check_stream_options(fields: dict[str, Any]) -> None:
         raise FieldError("stream_options must be an object", param="stream_options")
     if fields.get("stream") is not True:
         raise FieldError("stream_options needs stream = true", param="stream_options")
-    check_keys(options, "stream_options", {"include_usage"}, {"include_obfuscation": (False,)})
+    refused = {"include_obfuscation": (False,)}
+    check_keys(options, "stream_options", {"include_usage"}, refused, ignores_unknown=ignores_unknown)
     if not isinstance(options.get("include_usage", False), bool | None):
         raise FieldError("stream_options.include_usage must be a boolean", param="stream_options.include_usage")
 
@@ -133,18 +175,25 @@ def _check_tool_choice(fields: dict[str, Any]) -> None:
         raise FieldError(f"tool_choice names {function['name']!r:.80}, which is not among tools", param="tool_choice")
 
 
-def _check_response_format(value: Any) -> None:
+def _check_response_format(value: Any, *, ignores_unknown: bool) -> None:
     """Only what would be ignored otherwise; deepseek-recipe checks the rest."""
     if not isinstance(value, dict):
         return
-    check_keys(value, "response_format", {"type", "json_schema", "regex"})
+    check_keys(value, "response_format", {"type", "json_schema", "regex"}, ignores_unknown=ignores_unknown)
     schema = value.get("json_schema")
     if isinstance(schema, dict):
-        check_keys(schema, "response_format.json_schema", {"name", "description", "schema", "strict"})
+        known = {"name", "description", "schema", "strict"}
+        check_keys(schema, "response_format.json_schema", known, ignores_unknown=ignores_unknown)
 
 
-def _official_role(message: Any) -> Any:
-    """`developer` is OpenAI's newer word for `system`."""
-    if isinstance(message, dict) and message.get("role") == "developer":
-        return {**message, "role": "system"}
-    return message
+def _check_thinking(fields: dict[str, Any], *, ignores_unknown: bool) -> None:
+    thinking = fields.get("thinking")
+    if isinstance(thinking, dict):
+        check_keys(thinking, "thinking", {"type"}, ignores_unknown=ignores_unknown)
+        _check_choice(thinking.get("type"), "thinking.type", _THINKING_TYPES)
+    _check_choice(fields.get("reasoning_effort"), "reasoning_effort", _EFFORTS)
+
+
+def _check_choice(value: Any, name: str, choices: tuple[str, ...]) -> None:
+    if value is not None and value not in choices:
+        raise FieldError(f"{name} is {value!r:.40}, expected one of {', '.join(choices)}", param=name)

@@ -29,9 +29,15 @@ class Backend:
     config: RouterConfig
     max_model_len: int  # prompt + answer, in tokens
     encode_pool: ThreadPoolExecutor
+    system_fingerprint: str | None  # changes with whatever may change an answer to the same seed
     draw_seed: Callable[[], int]  # 0 <= seed < 2**63, for requests that bring none
     responses: ResponseStore
     background: BackgroundRuns
+
+    @property
+    def ignores_unknown(self) -> bool:
+        """Body fields that nothing here knows are dropped; otherwise they are refused."""
+        return self.config.api.unknown_fields == "ignore"
 
     def check_num_answers(self, num_answers: int) -> None:
         """Refuse what no retry could help: more answers than may be in flight. Raises: FieldError."""

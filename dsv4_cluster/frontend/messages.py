@@ -15,8 +15,9 @@ from dsv4_cluster.frontend.error_body import anthropic_envelope, describe
 from dsv4_cluster.frontend.extra_fields import take_seed
 from dsv4_cluster.frontend.generation import Backend
 from dsv4_cluster.frontend.message_fields import COUNT_TOKENS, check_messages
+from dsv4_cluster.frontend.reply import named_reply, whole_reply
 from dsv4_cluster.frontend.sampling_fields import take_sampling_fields
-from dsv4_cluster.frontend.sse import EventStream, NamedEvent, named_frames, while_connected
+from dsv4_cluster.frontend.sse import NamedEvent
 from dsv4_cluster.frontend.turn import Turn, check_structured, parsed_events
 from dsv4_cluster.protocol.request import GenerationRequest
 from dsv4_cluster.tokenizer.chat_output import ChatParser
@@ -41,10 +42,8 @@ async def messages(request: Request, backend: Backend) -> Response:
     generation = job.turn.generation(response_id, backend, request.state.caller)
     answer = _Answer(job, generation, backend)
     if job.turn.prompt.is_stream:
-        frames = named_frames(answer.stream(), lambda err: [_error_event(err, request_id)])
-        return await EventStream.open(request.receive, frames)
-    text = await while_connected(request.receive, answer.whole())
-    return Response(text, media_type="application/json")
+        return await named_reply(request, backend, answer.stream(), lambda err: [_error_event(err, request_id)])
+    return await whole_reply(request, backend, answer.whole())
 
 
 async def count_tokens(request: Request, backend: Backend) -> Response:

@@ -13,11 +13,11 @@ from dsv4_cluster.frontend.error_body import FieldError
 from dsv4_cluster.frontend.extra_fields import take_seed
 from dsv4_cluster.frontend.field_table import FieldTable
 from dsv4_cluster.frontend.generation import Backend
+from dsv4_cluster.frontend.reply import named_reply, whole_reply
 from dsv4_cluster.frontend.response_fields import INPUT_TOKENS, RESPONSES, ResponseFields, check_responses
 from dsv4_cluster.frontend.response_object import cancelled_body, dumps, echoed, item_page
 from dsv4_cluster.frontend.response_run import ResponseJob, ResponseRun
 from dsv4_cluster.frontend.sampling_fields import take_sampling_fields
-from dsv4_cluster.frontend.sse import EventStream, named_frames, while_connected
 from dsv4_cluster.frontend.turn import Turn, check_structured
 from dsv4_cluster.protocol.stored_response import StoredResponse
 from dsv4_cluster.tokenizer.responses_family import RESPONSES as FAMILY
@@ -47,10 +47,8 @@ async def create_response(request: Request, backend: Backend) -> Response:
         backend.background.start(run.in_background(request_id))
         return Response(queued, media_type="application/json")
     if turn.prompt.is_stream:
-        frames = named_frames(run.stream(), lambda err: run.failure(err, request_id))
-        return await EventStream.open(request.receive, frames)
-    text = await while_connected(request.receive, run.whole())
-    return Response(text, media_type="application/json")
+        return await named_reply(request, backend, run.stream(), lambda err: run.failure(err, request_id))
+    return await whole_reply(request, backend, run.whole())
 
 
 async def count_input_tokens(request: Request, backend: Backend) -> Response:

@@ -31,7 +31,14 @@ class SamplingFields(BaseModel):
     ignore_eos: bool = False
 
     def sampling_params(
-        self, *, max_tokens: int, temperature: float, top_p: float, seed: int, logprobs: int | None
+        self,
+        *,
+        max_tokens: int,
+        temperature: float,
+        top_p: float,
+        seed: int,
+        logprobs: int | None,
+        prompt_logprobs: int | None = None,
     ) -> SamplingParams:
         """Add what each endpoint resolves in its own way. Raises: FieldError when min_tokens exceeds max_tokens."""
         if self.min_tokens > max_tokens:
@@ -48,6 +55,7 @@ class SamplingFields(BaseModel):
             repetition_penalty=self.repetition_penalty,
             logit_bias=tuple((int(token_id), bias) for token_id, bias in self.logit_bias.items()),
             logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
         )
 
     def stop_params(self, stop_strings: Sequence[str], *, eos_token_id: int) -> StopParams:

@@ -21,7 +21,7 @@ class Turn:
     """What one request asks the engine for.
 
     seed: of the body; None = the server draws one. thinking_budget: thought tokens after which </think> is forced.
-    user_id: the caller's name for its end user.
+    user_id: the caller's name for its end user. priority: added to the caller's; lower runs first.
     """
 
     prompt: ChatPrompt
@@ -29,6 +29,7 @@ class Turn:
     seed: int | None = None
     thinking_budget: int | None = None
     user_id: str = ""
+    priority: int = 0
 
     def generation(self, request_id: str, backend: Backend, caller: Caller) -> GenerationRequest:
         """top_k, min_p and penalties hold while thinking too; temperature and top_p are the official ones.
@@ -52,7 +53,7 @@ class Turn:
             structured=prompt.structured,
             thinking=prompt.is_thinking,
             thinking_budget=self.thinking_budget,
-            **caller.labels(self.user_id),
+            **caller.labels(self.user_id, self.priority),
         )
 
 

@@ -15,6 +15,7 @@ from dsv4_cluster.config.kv_config import KVConfig
 from dsv4_cluster.config.limits import shortest_max_model_len
 from dsv4_cluster.config.model_config import ModelConfig
 from dsv4_cluster.config.router_config import RouterConfig
+from dsv4_cluster.config.system_fingerprint import system_fingerprint
 from dsv4_cluster.frontend.app import create_app
 from dsv4_cluster.metrics.page import merged_text, registry_text
 from dsv4_cluster.router.orchestrator import Orchestrator
@@ -50,6 +51,7 @@ class RouterIngress:
         self._config = spec.router
         self._codec = ModelCodec.from_checkpoint(spec.model.path, ServedModels.of(spec.model.served_names))
         self._max_model_len = shortest_max_model_len(ModelConfig.from_checkpoint(spec.model.path), spec.engines)
+        self._fingerprint = system_fingerprint(spec.model.path, spec.engines)
         self._prefills = ReplicaDirectory("prefill", lambda: poll_snapshots(prefill))
         self._decodes = ReplicaDirectory("decode", lambda: poll_snapshots(decode, router_id))
         self._decode_client = ServeDecodeClient(decode, self._decodes, router_id=router_id)
@@ -73,6 +75,7 @@ class RouterIngress:
             self._codec,
             self._config,
             max_model_len=self._max_model_len,
+            system_fingerprint=self._fingerprint,
             registry=self._registry,
             metrics_page=self._metrics_page,
         )

@@ -5,6 +5,7 @@ The constraint keeps all of them.
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import deepseek_recipe as recipe
@@ -49,6 +50,28 @@ def answer_form(
         kind="tool_call_required" if is_call_forced else kind,
         schema=_tool_schemas(constraint.schema, schemas),
         is_single_call=is_single_call,
+    )
+
+
+def completion_form(answer: Mapping[str, Any]) -> StructuredSpec | None:
+    """The constraint of a `response_format` where no conversion has looked at it; None for plain text.
+
+    Raises: InvalidRequestError.
+    """
+    kind = answer.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return StructuredSpec(kind="json_object")
+    if kind == "regex" and isinstance(answer.get("regex"), str):
+        return StructuredSpec(kind="regex", schema=answer["regex"])
+    own = answer.get("json_schema")
+    if kind == "json_schema" and isinstance(own, dict) and isinstance(own.get("schema"), dict):
+        schema = _closed(own["schema"]) if own.get("strict") is True else own["schema"]
+        return StructuredSpec(kind="json_schema", schema=_dumps(schema))
+    raise InvalidRequestError(
+        "response_format must be {type: text}, {type: json_object}, {type: regex, regex} or "
+        "{type: json_schema, json_schema: {schema}}"
     )
 
 

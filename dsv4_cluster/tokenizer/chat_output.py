@@ -27,7 +27,16 @@ _FINISH = {
 class ChatParser:
     """Turns the token chunks of one request into deepseek-recipe events."""
 
-    def __init__(self, codec: ChatCodec, prompt: ChatPrompt, *, response_id: str, eos_token_id: int) -> None:
+    def __init__(
+        self,
+        codec: ChatCodec,
+        prompt: ChatPrompt,
+        *,
+        response_id: str,
+        eos_token_id: int,
+        system_fingerprint: str | None = None,
+    ) -> None:
+        """system_fingerprint: shown in chat completions."""
         self._processor = recipe.StreamProcessor(prompt.generator(response_id), prompt.parsing, codec.tokenizer)
         self._scanner = MarkupScanner(
             codec.text,
@@ -37,6 +46,7 @@ class ChatParser:
         )
         self._prompt = prompt
         self._eos_token_id = eos_token_id
+        self._system_fingerprint = system_fingerprint
         self._is_started = False
         self.num_tokens = 0  # completion tokens; the EOS or stop id that ends the answer is not counted
 
@@ -75,7 +85,7 @@ class ChatParser:
     def _start(self, num_cached_tokens: int) -> list[Event]:
         self._is_started = True
         usage = recipe.PromptUsage(prompt_tokens=len(self._prompt.token_ids), prompt_cache_hit_tokens=num_cached_tokens)
-        return self._push(recipe.InferenceChunk.ready(prompt_usage=usage))
+        return self._push(recipe.InferenceChunk.ready(prompt_usage=usage, system_fingerprint=self._system_fingerprint))
 
     def _push_all(self, chunks: Sequence[recipe.InferenceChunk]) -> list[Event]:
         """Up to the stop string, if there is one."""

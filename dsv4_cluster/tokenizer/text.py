@@ -17,6 +17,7 @@ from dsv4_cluster.config.checkpoint_json import parse_json_object
 from dsv4_cluster.errors import CheckpointError, InvalidRequestError
 
 TOKENIZER_FILE = "tokenizer.json"
+_FIM_BEGIN, _FIM_HOLE, _FIM_END = "<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"
 THINK_END = recipe.SpecialToken.ThinkingEnd.default_str()
 
 
@@ -77,6 +78,17 @@ class TextTokenizer:
     def encode_prompt(self, text: str) -> list[int]:
         """Token ids of a whole prompt: BOS and the text. Every official prompt layout starts with BOS (spec 8.2)."""
         return [self.bos_token_id, *self.encode(text)]
+
+    def encode_gap(self, prefix: str, suffix: str) -> list[int]:
+        """Token ids of a prompt whose answer stands between `prefix` and `suffix` (spec 8.9).
+
+        Raises: InvalidRequestError when the vocabulary has no tokens for it, or a text holds a lone surrogate.
+        """
+        missing = [token for token in (_FIM_BEGIN, _FIM_HOLE, _FIM_END) if token not in self.added_token_ids]
+        if missing:
+            raise InvalidRequestError(f"the model cannot fill a gap: its tokenizer lacks {', '.join(missing)}")
+        begin, hole, end = (self.added_token_ids[token] for token in (_FIM_BEGIN, _FIM_HOLE, _FIM_END))
+        return [self.bos_token_id, begin, *self.encode(prefix), hole, *self.encode(suffix), end]
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """Text of token ids, special tokens spelled out. Broken UTF-8 becomes U+FFFD, unknown ids become nothing."""

@@ -20,7 +20,7 @@ CONFIG = RouterConfig(max_body_bytes=MAX_BODY_BYTES, max_ongoing_requests=32)
 @pytest.fixture(scope="session")
 def _service_and_url() -> Iterator[tuple[ScriptedService, str]]:
     service = ScriptedService()
-    app = create_app(service, load_codec(), CONFIG, max_model_len=CONTEXT_LIMIT)
+    app = create_app(service, load_codec(), CONFIG, max_model_len=CONTEXT_LIMIT, system_fingerprint="fp_tests")
     with serving(app) as url:
         yield service, url
 

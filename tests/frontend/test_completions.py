@@ -1,5 +1,6 @@
 """`/v1/completions` through the public client and plain HTTP."""
 
+import dataclasses
 import json
 
 import pytest
@@ -164,8 +165,18 @@ def test_stream_framing(http, service):
         ({"stop": ["a"] * 17}, "stop"),
         ({"stream": 1}, "stream"),
         ({"stream_options": {}}, "stream_options"),
-        ({"echo": True}, "echo"),
-        ({"suffix": "end"}, "suffix"),
+        ({"echo": 1}, "echo"),
+        ({"echo": True, "suffix": "end"}, "echo"),
+        ({"echo": True, "logprobs": 1, "n": 2}, "n"),
+        ({"suffix": 5}, "suffix"),
+        ({"suffix": "end", "prompt": [5, 6]}, "prompt"),
+        ({"suffix": "end", "prompt": []}, "prompt"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "regex", "regex": "(a"}}, "response_format"),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
+        ({"priority": -1}, "priority"),
+        ({"user_id": 5}, "user_id"),
         ({"best_of": 2}, "best_of"),
         ({"n": 0}, "n"),
         ({"n": 65, "prompt": ["a", "b"]}, "n"),
@@ -180,3 +191,101 @@ def test_a_wrong_or_refused_field_is_400_by_name(http, service, fields, param):
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param
     assert service.requests == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_shows_the_prompt_in_front_of_the_answer(client, service, stream):
+    service.script = says(" upon a time")
+
+    answer = ask(client, "Once <｜User｜> 🎉", echo=True, stream=stream)
+    text = "".join(chunk.choices[0].text for chunk in answer) if stream else answer.choices[0].text
+
+    assert text == "Once <｜User｜> 🎉 upon a time"
+    assert service.requests[0].sampling.prompt_logprobs is None
+
+
+def with_prompt_logprobs(text: str):
+    """Chunks for a prompt whose every token has the log-probability of its position."""
+
+    def script(request):
+        ids = request.prompt_token_ids
+        known = [None, *({ids[i]: -float(i), 3: -0.25} for i in range(1, len(ids)))]
+        first, *rest = chunks_of(tokens_of(text), with_logprobs=True)
+        return [dataclasses.replace(first, prompt_logprobs=known), *rest]
+
+    return script
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_with_logprobs_covers_prompt_and_answer(client, service, stream):
+    service.script = with_prompt_logprobs(" two")
+    prompt = "one 🎉"
+    ids = tokens_of(prompt)
+
+    answer = ask(client, prompt, echo=True, logprobs=1, stream=stream)
+    parts = [chunk.choices[0].logprobs for chunk in answer] if stream else [answer.choices[0].logprobs]
+    values = {name: [x for part in parts for x in getattr(part, name)] for name in ("token_logprobs", "text_offset")}
+    tokens = [x for part in parts for x in part.tokens]
+    top = [x for part in parts for x in part.top_logprobs]
+
+    assert tokens[0] == "one" and tokens[-1] == " two" and len(tokens) == len(ids) + 1
+    assert values["token_logprobs"] == [*(-float(i) for i in range(1, len(ids) + 1)), -1.0]
+    assert values["text_offset"] == [0, 3, *[4] * (len(ids) - 2), len(prompt)]
+    assert top[0] == {load_codec().text.decode([3]): -0.25}
+    assert service.requests[0].sampling.prompt_logprobs == 1
+
+
+def test_the_first_of_echoed_ids_has_no_logprob(client, service):
+    service.script = with_prompt_logprobs(" two")
+
+    logprobs = ask(client, [5, 6], echo=True, logprobs=0).choices[0].logprobs
+
+    assert logprobs.token_logprobs == [None, -1.0, -1.0]
+    assert logprobs.top_logprobs[0] is None
+
+
+def test_no_tokens_but_the_echo(client, service):
+    service.script = with_prompt_logprobs(" never shown")
+
+    answer = ask(client, "one two", echo=True, logprobs=0, max_tokens=0)
+
+    assert answer.choices[0].text == "one two"
+    assert answer.choices[0].finish_reason == "length"
+    assert answer.usage.completion_tokens == 0
+    assert len(answer.choices[0].logprobs.tokens) == len(tokens_of("one two"))
+    assert service.requests[0].sampling.max_tokens == 1
+
+
+def test_a_suffix_asks_for_the_middle(client, service):
+    service.script = says("return a + b")
+
+    answer = ask(client, "def add(a, b):\n    ", suffix="\n\nprint(<｜fim▁end｜>)")
+
+    assert answer.choices[0].text == "return a + b"
+    ids = service.requests[0].prompt_token_ids
+    assert ids[:2] == (0, 128801) and ids[-1] == 128802 and ids.count(128800) == 1 and ids.count(128802) == 1
+    hole = ids.index(128800)
+    assert load_codec().text.decode(ids[2:hole]) == "def add(a, b):\n    "
+    assert load_codec().text.decode(ids[hole + 1 : -1]) == "\n\nprint(<｜fim▁end｜>)"
+
+
+def test_a_response_format_reaches_the_service(client, service):
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
+    for response_format in (
+        {"type": "json_object"},
+        {"type": "regex", "regex": "[a-z]+"},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}},
+        {"type": "text"},
+    ):
+        ask(client, extra_body={"response_format": response_format})
+
+    sent = [request.structured for request in service.requests]
+    assert [spec and spec.kind for spec in sent] == ["json_object", "regex", "json_schema", None]
+    assert json.loads(sent[2].schema) == {**schema, "required": ["n"], "additionalProperties": False}
+
+
+def test_user_id_and_priority_reach_the_service(client, service):
+    ask(client, extra_body={"user_id": "ann", "priority": 3})
+
+    request = service.requests[0]
+    assert (request.tenant, request.cache_salt, request.priority) == ("/ann", "ann", 3)
