@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any, cast
 
 import deepseek_recipe as recipe
 
+from dsv4_cluster.errors import Dsv4Error
 from dsv4_cluster.frontend.error_body import describe
 from dsv4_cluster.frontend.generation import Backend
 from dsv4_cluster.frontend.response_object import FINAL_EVENTS, counted, dumps, failed
@@ -18,6 +20,8 @@ from dsv4_cluster.protocol.request import GenerationRequest
 from dsv4_cluster.protocol.stored_response import StoredResponse
 from dsv4_cluster.tokenizer.chat_output import ChatParser
 from dsv4_cluster.tokenizer.family import Event
+
+logger = logging.getLogger(__name__)
 
 WATCH_PERIOD_S = 10.0  # of asking the store again whether somebody has cancelled; it answers at once when somebody does
 _WITH_RESPONSE = FINAL_EVENTS | {"response.created", "response.in_progress"}
@@ -64,7 +68,7 @@ class ResponseRun:
             async for events in groups:
                 named = [self._named(event) for event in events]
                 if self._job.is_stored and any(event.name in FINAL_EVENTS for event in named):
-                    await self._backend.responses.add(self.record(is_over=True))
+                    await self._keep()
                 yield named
 
     def failure(self, err: Exception, request_id: str) -> Sequence[NamedEvent]:
@@ -100,6 +104,13 @@ class ResponseRun:
             items=self._job.items,
             is_over=is_over,
         )
+
+    async def _keep(self) -> None:
+        """Keep a finished response; its client gets it also when the store is full or away."""
+        try:
+            await self._backend.responses.add(self.record(is_over=True))
+        except Dsv4Error as err:
+            logger.warning("%s: the response is not kept: %s", self._generation.request_id, err)
 
     async def _kept(self, request_id: str) -> None:
         store = self._backend.responses

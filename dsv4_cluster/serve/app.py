@@ -5,12 +5,14 @@ from ray import serve
 from ray.serve import Application
 
 from dsv4_cluster.config.cluster_config import ClusterConfig, WorkerRole
+from dsv4_cluster.config.router_config import RouterConfig
 from dsv4_cluster.serve.decode_deployment import DecodeDeployment
 from dsv4_cluster.serve.ingress import RouterIngress, RouterSpec
-from dsv4_cluster.serve.names import DECODE, PREFILL, ROUTER
+from dsv4_cluster.serve.names import DECODE, PREFILL, RESPONSE_STORE, ROUTER
 from dsv4_cluster.serve.placement import check_placement, live_nodes, role_bundles
 from dsv4_cluster.serve.prefill_deployment import PrefillDeployment
 from dsv4_cluster.serve.request_router import pinned_router_config
+from dsv4_cluster.serve.response_store import ResponseStoreDeployment
 from dsv4_cluster.worker.spec import WorkerSpec
 
 HEALTH_PERIOD_S = 1.0  # one small call per replica; a dead worker is replaced within this plus a process start
@@ -20,7 +22,7 @@ DRAIN_POLL_S = 0.5  # Serve's default of 2 s would be the least time any replica
 
 
 def build(args: ClusterConfig) -> Application:
-    """Build the graph: router -> (prefill, decode).
+    """Build the graph: router -> (prefill, decode), and with several routers -> the store of their responses.
 
     Raises: ConfigError when the cluster is too small, with the sum of what is asked.
     """
@@ -42,7 +44,22 @@ def build(args: ClusterConfig) -> Application:
         _router_spec(args),
         prefill.bind(_worker_spec(args, "prefill", args.prefill)),
         decode.bind(_worker_spec(args, "decode", args.decode)),
+        _response_store(args.router) if args.router.num_replicas > 1 else None,
     )
+
+
+def _response_store(config: RouterConfig) -> Application:
+    # each router asks once per request, and waits all the time for each of its background responses
+    num_calls = config.num_replicas * (config.max_ongoing_requests + config.responses.max_background)
+    store = serve.deployment(name=RESPONSE_STORE)(ResponseStoreDeployment).options(
+        num_replicas=1,
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=num_calls + SPARE_CALLS,
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
+    )
+    return store.bind(config.responses)
 
 
 def _router_spec(config: ClusterConfig) -> RouterSpec:

@@ -24,6 +24,7 @@ from dsv4_cluster.serve.directory import ReplicaDirectory, missing_replicas
 from dsv4_cluster.serve.environment import warn_of_missing_settings
 from dsv4_cluster.serve.process_facts import ProcessFacts, process_facts
 from dsv4_cluster.serve.request_router import own_replica_id, poll_routers, poll_snapshots
+from dsv4_cluster.serve.response_store import SharedResponseStore
 from dsv4_cluster.tokenizer.encoding import ModelCodec
 from dsv4_cluster.tokenizer.models import ServedModels
 
@@ -43,7 +44,13 @@ class RouterSpec:
 class RouterIngress:
     """One router replica."""
 
-    async def __init__(self, spec: RouterSpec, prefill: DeploymentHandle, decode: DeploymentHandle) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        spec: RouterSpec,
+        prefill: DeploymentHandle,
+        decode: DeploymentHandle,
+        responses: DeploymentHandle | None,
+    ) -> None:
         warn_of_missing_settings()
         router_id = own_replica_id()
         self._router_id = router_id
@@ -54,6 +61,7 @@ class RouterIngress:
         self._fingerprint = system_fingerprint(spec.model.path, spec.engines)
         self._prefills = ReplicaDirectory("prefill", lambda: poll_snapshots(prefill))
         self._decodes = ReplicaDirectory("decode", lambda: poll_snapshots(decode, router_id))
+        self._responses = None if responses is None else SharedResponseStore(responses)
         self._decode_client = ServeDecodeClient(decode, self._decodes, router_id=router_id)
         self._orchestrator = Orchestrator(
             ServePrefillClient(prefill, self._prefills, self._decodes),
@@ -76,6 +84,7 @@ class RouterIngress:
             self._config,
             max_model_len=self._max_model_len,
             system_fingerprint=self._fingerprint,
+            responses=self._responses,
             registry=self._registry,
             metrics_page=self._metrics_page,
         )
