@@ -26,7 +26,7 @@ _IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "indexer": ("native", "reference"),
     "kv": ("triton", "reference"),
     "mhc": ("triton", "native", "reference"),
-    "moe": ("native", "reference"),
+    "moe": ("triton", "native", "reference"),
     "moe.fp4": ("triton", "reference"),
     "norm": ("triton", "native", "reference"),
     "quant": ("triton", "reference"),

@@ -185,7 +185,9 @@ def _launches(num_tokens, *, is_folded):
     ids, weights = meta(num_tokens, topk), meta(num_tokens, topk, dtype=torch.float32)
     tile = rows_per_tile(num_tokens, topk, num_experts)
     work = build_work_list(ids, num_experts=num_experts, rows_per_tile=tile, impl="reference")
-    x = Fp8Rows(meta(num_tokens, hidden, dtype=torch.float8_e4m3fn), meta(num_tokens, hidden // 128, dtype=torch.uint8))
+    x = meta(num_tokens, hidden, dtype=torch.bfloat16)
+    if num_tokens > 512:  # both forms of the rows
+        x = Fp8Rows(x.to(torch.float8_e4m3fn), meta(num_tokens, hidden // 128, dtype=torch.uint8))
     with recorded_launches() as launches:
         fp4_experts(x, ids, weights, experts, work=work, impl="triton")
     return launches

@@ -5,6 +5,8 @@ import torch
 
 from dsv4_kernels.dispatch import implementations
 from dsv4_kernels.moe import build_work_list, max_tiles
+from tests.kit.kernel_checks import assert_graph_replays, guarded_allocations, same_bits
+from tests.kit.sm90a import recorded_launches
 
 IMPLS = [name for name in implementations()["moe"] if name != "native"]
 
@@ -17,13 +19,9 @@ def test_tiles_cover_every_local_pair_once_in_order(
     triton_device, generator, impl, num_tokens, num_experts, first_expert, rows_per_tile
 ):
     ids = torch.randint(-1, 8, (num_tokens, 3), generator=generator)
-    work = build_work_list(
-        ids.to(triton_device),
-        num_experts=num_experts,
-        first_expert=first_expert,
-        rows_per_tile=rows_per_tile,
-        impl=impl,
-    )
+    sizes = {"num_experts": num_experts, "first_expert": first_expert, "rows_per_tile": rows_per_tile}
+    with guarded_allocations():
+        work = build_work_list(ids.to(triton_device), **sizes, impl=impl)
 
     flat = ids.flatten().tolist()
     expected_pairs, tiles = [], []
@@ -38,6 +36,33 @@ def test_tiles_cover_every_local_pair_once_in_order(
     assert list(zip(*columns, strict=True)) == tiles + padding
     assert work.num_tiles.tolist() == [len(tiles)]
     assert all(t.dtype == torch.int32 for t in (work.pairs, work.tile_expert, work.tile_first, work.tile_rows))
+
+
+@pytest.mark.parametrize("num_pairs", [6, 6144])
+def test_the_work_list_compiles_for_hopper(num_pairs):
+    with recorded_launches() as launches:
+        ids = torch.empty(num_pairs // 6, 6, dtype=torch.int32, device="meta")
+        build_work_list(ids, num_experts=256, rows_per_tile=16, impl="triton")
+
+    launches[0].compile().assert_no_spills()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("num_tokens", "num_experts"), [(512, 256), (20000, 384)])
+def test_the_work_list_at_real_sizes_and_in_a_graph(cuda, num_tokens, num_experts):
+    generator = torch.Generator(device=cuda).manual_seed(0)
+    first, second = (
+        torch.randint(-1, num_experts, (num_tokens, 6), generator=generator, device=cuda, dtype=torch.int32)
+        for _ in range(2)
+    )
+
+    def op(ids, impl="triton"):
+        work = build_work_list(ids, num_experts=num_experts, rows_per_tile=16, impl=impl)
+        return work.pairs, work.tile_expert, work.tile_first, work.tile_rows, work.num_tiles
+
+    for left, right in zip(op(first), op(first, "reference"), strict=True):
+        assert same_bits(left, right)
+    assert_graph_replays(op, (first,), (second,))
 
 
 @pytest.mark.parametrize("impl", IMPLS)
