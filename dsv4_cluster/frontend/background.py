@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import ExitStack
 
 from dsv4_cluster.errors import OverloadedError
 
@@ -20,11 +21,18 @@ class BackgroundRuns:
                 f"{len(self._tasks)} background responses are under way, the limit of this router; try again later"
             )
 
-    def start(self, work: Coroutine[None, None, None]) -> None:
-        """Run `work`, which reports its own errors, to its end."""
+    def start(self, work: Coroutine[None, None, None], *, place: ExitStack) -> None:
+        """Run `work`, which reports its own errors, to its end. place: what the request holds at the gate; it is kept
+        as long, so that limits and draining count the work.
+        """
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+        def end(_: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            place.close()
+
+        task.add_done_callback(end)
 
     async def close(self) -> None:
         """Cancel what is under way."""

@@ -58,7 +58,9 @@ class Gate:
 
 
 class EdgeMiddleware:
-    """Sets `state.request_id` and `state.caller`; a POST takes a place at the gate before its body is read."""
+    """Sets `state.request_id` and `state.caller`; a POST takes a place at the gate before its body is read, and holds
+    it in `state.place`, where work that goes on without the request takes it over.
+    """
 
     def __init__(self, app: ASGIApp, *, gate: Gate, on_answer: Callable[[str, int], None]) -> None:
         """on_answer: hears the route and the status of every answer."""
@@ -100,15 +102,21 @@ class EdgeMiddleware:
 
     async def _enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         with ExitStack() as place:
+            scope["state"]["place"] = place
             try:
                 if scope["method"] != "OPTIONS":  # browsers ask without credentials whether they may ask
                     scope["state"]["caller"] = self._gate.identify(scope["path"], Headers(scope=scope))
-                if scope["method"] == "POST":
+                if _computes(scope):
                     place.enter_context(self._gate.place(scope["state"]["caller"]))
             except Dsv4Error as err:
                 await error_response(err, scope["state"]["request_id"], scope["path"])(scope, receive, send)
                 return
             await self._app(scope, receive, send)
+
+
+def _computes(scope: Scope) -> bool:
+    """Who is at a limit has to be able to cancel."""
+    return scope["method"] == "POST" and not scope["path"].endswith("/cancel")
 
 
 def _route(scope: Scope) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dsv4_cluster.frontend.error_body import FieldError
 
-_TYPE_NAMES = {str: "a string", dict: "an object", bool: "a boolean", list: "an array"}
+_TYPE_NAMES = {str: "a string", dict: "an object", bool: "a boolean", list: "an array", int: "an integer"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,16 @@
 """The fields of `/v1/messages`: what is honoured, and the body that the conversion gets."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from dsv4_cluster.frontend.error_body import FieldError
 from dsv4_cluster.frontend.extra_fields import EXTRA_SAMPLING, an_object, integer, user_id_of
 from dsv4_cluster.frontend.field_table import FieldTable, check_keys
 from dsv4_cluster.tokenizer.family import objects
 
+Check: TypeAlias = Callable[..., None]  # check_keys, strict or not
 _PROMPT_FIELDS = frozenset(
     {"model", "messages", "system", "tools", "tool_choice", "thinking", "output_config", "output_format"}
 )
@@ -56,41 +59,46 @@ class MessageFields:
     user_id: str
 
 
-def check_messages(body: dict[str, Any], table: FieldTable = MESSAGES) -> MessageFields:
-    """Raises: FieldError that names the field."""
-    fields = table.taken_from(body)
+def check_messages(
+    body: dict[str, Any], table: FieldTable = MESSAGES, *, ignores_unknown: bool = False
+) -> MessageFields:
+    """ignores_unknown: keys that this server does not know are dropped. Raises: FieldError that names the field."""
+    fields = table.taken_from(body, ignores_unknown=ignores_unknown)
+    check = partial(check_keys, ignores_unknown=ignores_unknown)
     metadata = an_object(fields.pop("metadata", None), "metadata")
-    check_keys(metadata, "metadata", {"user_id"})
+    check(metadata, "metadata", {"user_id"})
     if isinstance(fields.get("messages"), list):
-        fields["messages"] = [_message(message, f"messages[{i}]") for i, message in enumerate(fields["messages"])]
-    _content(fields.get("system"), "system", _TEXT_BLOCKS)
-    _take_tools(fields)
-    choice = _checked_choice(fields)
-    _merge_format(fields)
+        fields["messages"] = [
+            _message(message, f"messages[{i}]", check) for i, message in enumerate(fields["messages"])
+        ]
+    _content(fields.get("system"), "system", _TEXT_BLOCKS, check)
+    _take_tools(fields, check)
+    choice = _checked_choice(fields, check)
+    _merge_format(fields, check)
     thinking = an_object(fields.get("thinking"), "thinking")
     return MessageFields(
         body=fields,
-        thinking_budget=_thinking_budget(thinking, fields.get("max_tokens")),
+        thinking_budget=_thinking_budget(thinking, fields.get("max_tokens"), check),
         hides_thoughts=thinking.get("display") == "omitted",
         is_single_call=choice.get("disable_parallel_tool_use") is True,
         user_id=user_id_of(metadata.get("user_id"), "metadata.user_id"),
     )
 
 
-def _message(message: Any, name: str) -> Any:
+def _message(message: Any, name: str, check: Check) -> Any:
     """Without redacted thoughts, which only their own server can read."""
     if not isinstance(message, dict):
         return message
-    check_keys(message, name, {"role", "content"})
+    check(message, name, {"role", "content"})
     content = message.get("content")
-    _content(content, f"{name}.content", _BLOCKS)
+    _content(content, f"{name}.content", _BLOCKS, check)
     if not isinstance(content, list):
         return message
     kept = [block for block in content if not (isinstance(block, dict) and block.get("type") == "redacted_thinking")]
     return {**message, "content": kept or ""}
 
 
-def _content(content: Any, name: str, blocks: dict[str, frozenset[str]]) -> None:
+def _content(content: Any, name: str, blocks: dict[str, frozenset[str]], check: Check) -> None:
     """Refuse blocks and their keys that would be ignored. What is no block at all is for the conversion to refuse."""
     for i, block in enumerate(content if isinstance(content, list) else []):
         if not isinstance(block, dict) or not isinstance(block.get("type"), str):
@@ -98,12 +106,12 @@ def _content(content: Any, name: str, blocks: dict[str, frozenset[str]]) -> None
         where, kind = f"{name}[{i}]", block["type"]
         if kind not in blocks:
             raise FieldError(f"{where} is a block of type {kind!r:.60}, which is not supported here", param=where)
-        check_keys(block, where, blocks[kind], {"citations": ([],)})
+        check(block, where, blocks[kind], {"citations": ([],)})
         if kind == "tool_result":
-            _content(block.get("content"), f"{where}.content", _TEXT_BLOCKS)
+            _content(block.get("content"), f"{where}.content", _TEXT_BLOCKS, check)
 
 
-def _take_tools(fields: dict[str, Any]) -> None:
+def _take_tools(fields: dict[str, Any], check: Check) -> None:
     """`custom` is the word for a tool of the client, which the conversion knows without a type only."""
     tools = fields.get("tools")
     if not isinstance(tools, list):
@@ -113,17 +121,17 @@ def _take_tools(fields: dict[str, Any]) -> None:
             raise FieldError(
                 f"tools[{i}] is a server tool ({tool['type']!r:.60}); they are not supported", param="tools"
             )
-        check_keys(tool, f"tools[{i}]", _TOOL_KEYS, _TOOL_REFUSED)
+        check(tool, f"tools[{i}]", _TOOL_KEYS, _TOOL_REFUSED)
     fields["tools"] = [
         {key: value for key, value in tool.items() if key != "type"} if isinstance(tool, dict) else tool
         for tool in tools
     ]
 
 
-def _checked_choice(fields: dict[str, Any]) -> dict[str, Any]:
+def _checked_choice(fields: dict[str, Any], check: Check) -> dict[str, Any]:
     """A forced choice needs tools, and a named one its tool among them."""
     choice = an_object(fields.get("tool_choice"), "tool_choice")
-    check_keys(choice, "tool_choice", {"type", "name", "disable_parallel_tool_use"})
+    check(choice, "tool_choice", {"type", "name", "disable_parallel_tool_use"})
     if not isinstance(choice.get("disable_parallel_tool_use", False), bool | None):
         raise FieldError(
             "tool_choice.disable_parallel_tool_use must be a boolean", param="tool_choice.disable_parallel_tool_use"
@@ -138,17 +146,17 @@ def _checked_choice(fields: dict[str, Any]) -> dict[str, Any]:
     return choice
 
 
-def _merge_format(fields: dict[str, Any]) -> None:
+def _merge_format(fields: dict[str, Any], check: Check) -> None:
     """`output_format` is the older place of `output_config.format`."""
     config = dict(an_object(fields.pop("output_config", None), "output_config"))
-    check_keys(config, "output_config", {"effort", "format"})
+    check(config, "output_config", {"effort", "format"})
     older = fields.pop("output_format", None)
     if older is not None:
         if config.get("format") not in (None, older):
             raise FieldError("output_format and output_config.format differ; give one of them", param="output_format")
         config["format"] = older
     form = an_object(config.get("format"), "output_config.format")
-    check_keys(form, "output_config.format", {"type", "schema"})
+    check(form, "output_config.format", {"type", "schema"})
     if form and (form.get("type") != "json_schema" or not isinstance(form.get("schema"), dict)):
         raise FieldError(
             "output_config.format must be {type: 'json_schema', schema: object}", param="output_config.format"
@@ -157,9 +165,10 @@ def _merge_format(fields: dict[str, Any]) -> None:
         fields["output_config"] = config
 
 
-def _thinking_budget(thinking: dict[str, Any], max_tokens: Any) -> int | None:
+def _thinking_budget(thinking: dict[str, Any], max_tokens: Any, check: Check) -> int | None:
     is_enabled = thinking.get("type") == "enabled"
-    check_keys(thinking, "thinking", {"type", "display"} | ({"budget_tokens"} if is_enabled else set()))
+    known = {"type", "display", "budget_tokens"} if is_enabled else {"type", "display"}
+    check(thinking, "thinking", known, {"budget_tokens": ()})
     if thinking.get("display") not in (None, "summarized", "omitted"):
         raise FieldError("thinking.display must be 'summarized' or 'omitted'", param="thinking.display")
     budget = integer(thinking.get("budget_tokens"), "thinking.budget_tokens", lowest=1)

@@ -17,13 +17,14 @@ from dsv4_cluster.frontend.generation import Backend
 from dsv4_cluster.frontend.message_fields import COUNT_TOKENS, check_messages
 from dsv4_cluster.frontend.reply import named_reply, whole_reply
 from dsv4_cluster.frontend.sampling_fields import take_sampling_fields
-from dsv4_cluster.frontend.sse import NamedEvent
+from dsv4_cluster.frontend.sse import NamedEvent, named_frame
 from dsv4_cluster.frontend.turn import Turn, check_structured, parsed_events
 from dsv4_cluster.protocol.request import GenerationRequest
 from dsv4_cluster.tokenizer.chat_output import ChatParser
 from dsv4_cluster.tokenizer.family import Event
 from dsv4_cluster.tokenizer.messages_family import MESSAGES
 
+_PING = named_frame(NamedEvent("ping", '{"type":"ping"}'))  # Anthropic's sign of life
 _ANY_LENGTH = 2**31  # counting does not ask whether the prompt fits
 
 
@@ -42,7 +43,9 @@ async def messages(request: Request, backend: Backend) -> Response:
     generation = job.turn.generation(response_id, backend, request.state.caller)
     answer = _Answer(job, generation, backend)
     if job.turn.prompt.is_stream:
-        return await named_reply(request, backend, answer.stream(), lambda err: [_error_event(err, request_id)])
+        return await named_reply(
+            request, backend, answer.stream(), lambda err: [_error_event(err, request_id)], keep_alive=_PING
+        )
     return await whole_reply(request, backend, answer.whole())
 
 
@@ -51,7 +54,7 @@ async def count_tokens(request: Request, backend: Backend) -> Response:
     body = await read_body(request, backend.config.max_body_bytes)
 
     def count() -> int:
-        fields = check_messages(parse_object(body), COUNT_TOKENS)
+        fields = check_messages(parse_object(body), COUNT_TOKENS, ignores_unknown=backend.ignores_unknown)
         prompt = backend.codec.chat.encode(fields.body, family=MESSAGES, context_limit=_ANY_LENGTH)
         return len(prompt.token_ids)
 
@@ -60,7 +63,7 @@ async def count_tokens(request: Request, backend: Backend) -> Response:
 
 def _prepare(body: bytes, backend: Backend) -> _Job:
     """Everything that costs CPU; runs on the encode pool."""
-    fields = check_messages(parse_object(body))
+    fields = check_messages(parse_object(body), ignores_unknown=backend.ignores_unknown)
     sampling = take_sampling_fields(fields.body, vocab_size=backend.codec.text.vocab_size)
     seed = take_seed(fields.body)
     prompt = backend.codec.chat.encode(

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from dsv4_cluster.frontend.error_body import described_json
 from dsv4_cluster.frontend.generation import Backend
 from dsv4_cluster.frontend.sse import (
+    KEEP_ALIVE,
     EventStream,
     NamedEvent,
     WholeAnswer,
@@ -46,8 +47,10 @@ async def named_reply(
     backend: Backend,
     groups: AsyncGenerator[Sequence[NamedEvent], None],
     on_error: Callable[[Exception], Sequence[NamedEvent]],
+    *,
+    keep_alive: bytes = KEEP_ALIVE,
 ) -> Response:
-    """Events with names. on_error: those that end a stream that breaks.
+    """Events with names. on_error: those that end a stream that breaks. keep_alive: the frame that says nothing.
 
     Raises: an exception before the first event; ClientDisconnect.
     """
@@ -56,4 +59,5 @@ async def named_reply(
         named_frames(groups),
         on_error=lambda err: b"".join(map(named_frame, on_error(err))),
         keep_alive_s=backend.config.api.keep_alive_s,
+        keep_alive=keep_alive,
     )

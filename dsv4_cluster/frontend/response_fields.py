@@ -1,13 +1,16 @@
 """The fields of `/v1/responses`: what is honoured, and the body that the conversion gets."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from dsv4_cluster.frontend.error_body import FieldError
 from dsv4_cluster.frontend.extra_fields import EXTRA_SAMPLING, an_object, user_id_of
 from dsv4_cluster.frontend.field_table import FieldTable, check_keys
 from dsv4_cluster.tokenizer.family import objects
 
+Check: TypeAlias = Callable[..., None]  # check_keys, strict or not
 _LOGPROBS = "message.output_text.logprobs"
 _INCLUDABLE = (_LOGPROBS, "reasoning.encrypted_content")
 _PROMPT_FIELDS = frozenset(
@@ -72,19 +75,22 @@ class ResponseFields:
     user_id: str
 
 
-def check_responses(body: dict[str, Any], table: FieldTable = RESPONSES) -> ResponseFields:
-    """Raises: FieldError that names the field."""
-    fields = table.taken_from(body)
+def check_responses(
+    body: dict[str, Any], table: FieldTable = RESPONSES, *, ignores_unknown: bool = False
+) -> ResponseFields:
+    """ignores_unknown: keys that this server does not know are dropped. Raises: FieldError that names the field."""
+    fields = table.taken_from(body, ignores_unknown=ignores_unknown)
+    check = partial(check_keys, ignores_unknown=ignores_unknown)
     for name in _SWITCHES:
         if not isinstance(fields.get(name, False), bool):
             raise FieldError(f"{name} must be a boolean", param=name)
-    _check_stream(fields)
+    _check_stream(fields, check)
     _check_metadata(fields.pop("metadata", None))
     _check_include(fields)
-    check_keys(an_object(fields.get("reasoning"), "reasoning"), "reasoning", {"effort", "summary", "generate_summary"})
-    _check_text(fields)
-    _check_tools(fields.get("tools"))
-    _take_choice(fields)
+    check(an_object(fields.get("reasoning"), "reasoning"), "reasoning", {"effort", "summary", "generate_summary"})
+    _check_text(fields, check)
+    _check_tools(fields.get("tools"), check)
+    _take_choice(fields, check)
     previous = fields.pop("previous_response_id", None)
     if not isinstance(previous, str | None):
         raise FieldError("previous_response_id must be a string", param="previous_response_id")
@@ -100,12 +106,12 @@ def check_responses(body: dict[str, Any], table: FieldTable = RESPONSES) -> Resp
     )
 
 
-def _check_stream(fields: dict[str, Any]) -> None:
+def _check_stream(fields: dict[str, Any], check: Check) -> None:
     options = fields.pop("stream_options", None)
     if options is not None:
         if fields.get("stream") is not True:
             raise FieldError("stream_options needs stream = true", param="stream_options")
-        check_keys(an_object(options, "stream_options"), "stream_options", set(), {"include_obfuscation": (False,)})
+        check(an_object(options, "stream_options"), "stream_options", set(), {"include_obfuscation": (False,)})
     if fields.get("background") and fields.get("stream"):
         raise FieldError("background cannot be combined with stream: retrieve the response instead", param="background")
     if fields.get("background") and fields.get("store") is False:
@@ -134,31 +140,31 @@ def _check_include(fields: dict[str, Any]) -> None:
         fields.setdefault("top_logprobs", 0)
 
 
-def _check_text(fields: dict[str, Any]) -> None:
+def _check_text(fields: dict[str, Any], check: Check) -> None:
     text = an_object(fields.get("text"), "text")
-    check_keys(text, "text", {"format"}, {"verbosity": ("medium",)})
+    check(text, "text", {"format"}, {"verbosity": ("medium",)})
     form = an_object(text.get("format"), "text.format")
-    check_keys(form, "text.format", {"type", "name", "description", "schema", "strict"})
+    check(form, "text.format", {"type", "name", "description", "schema", "strict"})
 
 
-def _check_tools(tools: object) -> None:
+def _check_tools(tools: object, check: Check) -> None:
     """Refuse what the conversion would drop. It does drop web search, as the hosted API does."""
     for i, tool in enumerate(objects(tools)):
         where, kind = f"tools[{i}]", tool.get("type")
         if kind == "function":
-            check_keys(tool, where, _FUNCTION_KEYS, _FUNCTION_REFUSED)
+            check(tool, where, _FUNCTION_KEYS, _FUNCTION_REFUSED)
         elif kind == "namespace":
             for j, inner in enumerate(objects(tool.get("tools"))):
-                check_keys(inner, f"{where}.tools[{j}]", _FUNCTION_KEYS, _FUNCTION_REFUSED)
+                check(inner, f"{where}.tools[{j}]", _FUNCTION_KEYS, _FUNCTION_REFUSED)
         elif kind != "custom" and not str(kind).startswith("web_search"):
             raise FieldError(f"{where} has the type {kind!r:.60}, which is not supported here", param=where)
 
 
-def _take_choice(fields: dict[str, Any]) -> None:
+def _take_choice(fields: dict[str, Any], check: Check) -> None:
     """`allowed_tools` is a choice among some of the tools. A forced choice needs tools, a named one its tool."""
     choice, tools = fields.get("tool_choice"), objects(fields.get("tools"))
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        check_keys(choice, "tool_choice", {"type", "mode", "tools"})
+        check(choice, "tool_choice", {"type", "mode", "tools"})
         named = choice.get("tools")
         names = [tool.get("name") for tool in objects(named) if tool.get("type") == "function"]
         if not isinstance(named, list) or len(names) != len(named) or choice.get("mode") not in ("auto", "required"):
@@ -174,7 +180,7 @@ def _take_choice(fields: dict[str, Any]) -> None:
     if not tools:
         raise FieldError("tool_choice asks for a tool call, but there are no tools", param="tool_choice")
     if isinstance(choice, dict):
-        check_keys(choice, "tool_choice", {"type", "name"})
+        check(choice, "tool_choice", {"type", "name"})
         if choice.get("name") not in [tool.get("name") for tool in tools if tool.get("type") != "namespace"]:
             raise FieldError(
                 f"tool_choice names {choice.get('name')!r:.80}, which is not among tools", param="tool_choice"

@@ -29,7 +29,7 @@ _ANY_LENGTH = 2**31  # counting does not ask whether the prompt fits
 async def create_response(request: Request, backend: Backend) -> Response:
     """Answer a Responses request: streamed, whole, or in the background. Raises: Dsv4Error, ClientDisconnect."""
     raw = await read_body(request, backend.config.max_body_bytes)
-    body, fields = await backend.off_loop(lambda: _checked(raw, RESPONSES))
+    body, fields = await backend.off_loop(lambda: _checked(raw, RESPONSES, backend))
     tenant = request.state.caller.tenant
     is_stored = _is_stored(fields, backend)
     items = [*await _earlier_items(fields.previous_response_id, tenant, backend), *fields.items]
@@ -44,7 +44,7 @@ async def create_response(request: Request, backend: Backend) -> Response:
         backend.background.check_room()
         await backend.responses.add(run.record(is_over=False))
         queued = dumps(run.response)
-        backend.background.start(run.in_background(request_id))
+        backend.background.start(run.in_background(request_id), place=request.state.place.pop_all())
         return Response(queued, media_type="application/json")
     if turn.prompt.is_stream:
         return await named_reply(request, backend, run.stream(), lambda err: run.failure(err, request_id))
@@ -54,7 +54,7 @@ async def create_response(request: Request, backend: Backend) -> Response:
 async def count_input_tokens(request: Request, backend: Backend) -> Response:
     """The length of the prompt that `create_response` would compute. Raises: Dsv4Error, ClientDisconnect."""
     raw = await read_body(request, backend.config.max_body_bytes)
-    _, fields = await backend.off_loop(lambda: _checked(raw, INPUT_TOKENS))
+    _, fields = await backend.off_loop(lambda: _checked(raw, INPUT_TOKENS, backend))
     earlier = await _earlier_items(fields.previous_response_id, request.state.caller.tenant, backend)
 
     def count() -> int:
@@ -109,9 +109,9 @@ async def list_input_items(request: Request, backend: Backend) -> Response:
     return JSONResponse(page)
 
 
-def _checked(raw: bytes, table: FieldTable) -> tuple[dict[str, Any], ResponseFields]:
+def _checked(raw: bytes, table: FieldTable, backend: Backend) -> tuple[dict[str, Any], ResponseFields]:
     body = parse_object(raw)
-    return body, check_responses(body, table)
+    return body, check_responses(body, table, ignores_unknown=backend.ignores_unknown)
 
 
 def _is_stored(fields: ResponseFields, backend: Backend) -> bool:

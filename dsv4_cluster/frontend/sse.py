@@ -66,7 +66,7 @@ async def named_frames(groups: AsyncGenerator[Sequence[NamedEvent], None]) -> As
 
 
 class EventStream(Response):
-    """A stream of frames. While there is none to send, a comment goes out every `keep_alive_s` seconds."""
+    """A stream of frames. While there is none to send, `keep_alive` goes out every `keep_alive_s` seconds."""
 
     media_type = "text/event-stream"
 
@@ -76,6 +76,7 @@ class EventStream(Response):
         frames: AsyncGenerator[bytes, None],
         on_error: Callable[[Exception], bytes],
         keep_alive_s: float,
+        keep_alive: bytes,
     ) -> None:
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
@@ -83,6 +84,7 @@ class EventStream(Response):
         self._frames = frames
         self._on_error = on_error
         self._keep_alive_s = keep_alive_s
+        self._keep_alive = keep_alive
         self._sent_s = 0.0  # when the last frame went out
 
     @classmethod
@@ -93,6 +95,7 @@ class EventStream(Response):
         *,
         on_error: Callable[[Exception], bytes],
         keep_alive_s: float,
+        keep_alive: bytes = KEEP_ALIVE,
     ) -> "EventStream":
         """Wait for the first frame, but not longer than `keep_alive_s`. on_error: the last frame of a broken stream.
 
@@ -107,7 +110,7 @@ class EventStream(Response):
             await _cancelled(first)
             await frames.aclose()
             raise
-        return cls(first, frames, on_error, keep_alive_s)
+        return cls(first, frames, on_error, keep_alive_s, keep_alive)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", scope["type"]
@@ -122,7 +125,7 @@ class EventStream(Response):
 
     async def _pump(self, send: Send) -> None:
         if not self._first.done():
-            await self._send(send, KEEP_ALIVE)
+            await self._send(send, self._keep_alive)
         ticker = asyncio.ensure_future(self._tick(send))
         try:
             await self._send(send, await self._first)
@@ -144,7 +147,7 @@ class EventStream(Response):
         while True:
             await asyncio.sleep(max(0.0, self._sent_s + self._keep_alive_s - clock()))
             if clock() - self._sent_s >= self._keep_alive_s:
-                await self._send(send, KEEP_ALIVE)
+                await self._send(send, self._keep_alive)
 
 
 class WholeAnswer(Response):

@@ -1,4 +1,4 @@
-"""Signs of life while an answer has nothing to say: comments in a stream, white space in front of a whole answer."""
+"""Signs of life while an answer has nothing to say: comments or pings in a stream, white space in front of a whole answer."""
 
 import json
 import socket
@@ -27,6 +27,7 @@ BODIES = {
     "/v1/messages": {"model": MODEL, "messages": HI, "max_tokens": 9, "thinking": {"type": "disabled"}},
     "/v1/responses": {"model": MODEL, "input": "hi", "reasoning": {"effort": "none"}},
 }
+SIGNS = dict.fromkeys(BODIES, ": keep-alive\n\n") | {"/v1/messages": 'event: ping\ndata: {"type":"ping"}\n\n'}
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def late(slow_server) -> tuple[ScriptedService, str]:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_a_stream_that_has_nothing_to_say_sends_comments(late, path):
+def test_a_stream_that_has_nothing_to_say_sends_signs_of_life(late, path):
     late[0].script = lambda _: [
         LATE_S,
         chunks_of(tokens_of("one two"))[0],
@@ -56,11 +57,11 @@ def test_a_stream_that_has_nothing_to_say_sends_comments(late, path):
 
     response = httpx.post(late[1] + path, json=BODIES[path] | {"stream": True})
 
-    comments = response.text.count(": keep-alive\n\n")
+    sign = SIGNS[path]
     assert response.status_code == 200
-    assert response.text.startswith(": keep-alive\n\n")
-    assert 3 <= comments <= 12
-    assert " two" in response.text.rpartition(": keep-alive")[2]
+    assert response.text.startswith(sign)
+    assert 3 <= response.text.count(sign) <= 13
+    assert " two" in response.text.rpartition(sign)[2]
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -107,7 +108,7 @@ def test_leaving_between_signs_of_life_aborts_the_generation(late, path, stream)
             f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(payload)}\r\n\r\n".encode() + payload
         )
         seen = b""
-        while seen.count(b"keep-alive\n" if stream else b"\n\n") < 2:
+        while seen.count(SIGNS[path].encode() if stream else b"\n\n") < 2:
             seen += connection.recv(4096) if stream else connection.recv(4096).replace(b"\r\n", b"\n")
     service.wait_until_over()
 
