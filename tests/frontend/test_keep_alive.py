@@ -1,4 +1,4 @@
-"""Signs of life while an answer has nothing to say: comments or pings in a stream, white space in front of a whole answer."""
+"""Signs of life while an answer has nothing to say: events in a stream, white space in front of a whole answer."""
 
 import json
 import socket
