@@ -1,0 +1,38 @@
+"""docs/api.md lists every body field, each as the code treats it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from dsv4_cluster.frontend.field_table import FieldTable
+from dsv4_cluster.frontend.fields import CHAT, COMPLETION
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text()
+TABLES = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
+
+
+def rows_of(path: str) -> dict[str, tuple[str, str]]:
+    """field -> (how it is treated, meaning) of an endpoint's table."""
+    section = re.split(rf"^## POST {re.escape(path)}$", TEXT, flags=re.MULTILINE)[1].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|(.*)\|$", section, re.MULTILINE)
+    assert len({name for name, *_ in rows}) == len(rows)
+    return {name: (treatment, meaning) for name, treatment, meaning in rows}
+
+
+def neutral_values(meaning: str) -> list:
+    values = re.findall(r"`([^`]*)`|\b(\d+)\b", meaning)
+    return [json.loads(quoted) if quoted[:1] == "[" else quoted or int(number) for quoted, number in values]
+
+
+@pytest.mark.parametrize("path", TABLES)
+def test_the_table_of_an_endpoint_is_the_one_in_the_code(path):
+    table: FieldTable = TABLES[path]
+    rows = rows_of(path)
+
+    for treatment, names in (("honoured", table.honoured), ("label", table.labels), ("refused", table.refused)):
+        assert {name for name, (found, _) in rows.items() if found == treatment} == set(names)
+    for name, values in table.refused.items():
+        if values:
+            assert neutral_values(rows[name][1]) == list(values), name
