@@ -25,7 +25,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 MESSAGES = FieldTable(
     honoured=_PROMPT_FIELDS
     | EXTRA_SAMPLING
-    | {"max_tokens", "metadata", "stop_sequences", "stream", "temperature", "top_p"},
+    | {"max_tokens", "metadata", "priority", "stop_sequences", "stream", "temperature", "top_p"},
     labels={"cache_control": dict},
     refused=_REFUSED,
 )

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 from dsv4_cluster.frontend.body import parse_object, read_body
 from dsv4_cluster.frontend.error_body import anthropic_envelope, describe
 from dsv4_cluster.frontend.extra_fields import take_seed
+from dsv4_cluster.frontend.fields import take_priority
 from dsv4_cluster.frontend.generation import Backend
 from dsv4_cluster.frontend.message_fields import COUNT_TOKENS, check_messages
 from dsv4_cluster.frontend.reply import named_reply, whole_reply
@@ -65,7 +66,7 @@ def _prepare(body: bytes, backend: Backend) -> _Job:
     """Everything that costs CPU; runs on the encode pool."""
     fields = check_messages(parse_object(body), ignores_unknown=backend.ignores_unknown)
     sampling = take_sampling_fields(fields.body, vocab_size=backend.codec.text.vocab_size)
-    seed = take_seed(fields.body)
+    seed, priority = take_seed(fields.body), take_priority(fields.body)
     prompt = backend.codec.chat.encode(
         fields.body, family=MESSAGES, context_limit=backend.max_model_len, is_single_call=fields.is_single_call
     )
@@ -77,6 +78,7 @@ def _prepare(body: bytes, backend: Backend) -> _Job:
         seed=seed,
         thinking_budget=fields.thinking_budget if prompt.is_thinking else None,
         user_id=fields.user_id,
+        priority=priority,
     )
     return _Job(turn=turn, hides_thoughts=fields.hides_thoughts)
 

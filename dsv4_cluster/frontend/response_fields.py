@@ -16,14 +16,13 @@ _INCLUDABLE = (_LOGPROBS, "reasoning.encrypted_content")
 _PROMPT_FIELDS = frozenset(
     {"model", "input", "instructions", "previous_response_id", "reasoning", "text", "tools", "tool_choice"}
 )
-_LABELS = {"max_tool_calls": int, "prompt_cache_key": str}
+_LABELS = {"max_tool_calls": int, "prompt_cache_key": str, "prompt_cache_retention": str}
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "context_management": ([],),
     "conversation": (),
     "moderation": (),
     "prompt": (),
     "prompt_cache_options": (),
-    "prompt_cache_retention": (),
     "service_tier": ("auto", "default"),
     "truncation": ("disabled",),
 }
@@ -36,6 +35,7 @@ RESPONSES = FieldTable(
         "max_output_tokens",
         "metadata",
         "parallel_tool_calls",
+        "priority",
         "safety_identifier",
         "store",
         "stream",

@@ -12,6 +12,7 @@ from dsv4_cluster.frontend.body import parse_object, read_body
 from dsv4_cluster.frontend.error_body import FieldError
 from dsv4_cluster.frontend.extra_fields import take_seed
 from dsv4_cluster.frontend.field_table import FieldTable
+from dsv4_cluster.frontend.fields import take_priority
 from dsv4_cluster.frontend.generation import Backend
 from dsv4_cluster.frontend.reply import named_reply, whole_reply
 from dsv4_cluster.frontend.response_fields import INPUT_TOKENS, RESPONSES, ResponseFields, check_responses
@@ -142,7 +143,7 @@ def _encoded(fields: ResponseFields, items: list[Any], backend: Backend) -> Turn
     """Everything that costs CPU; runs on the encode pool."""
     body = dict(fields.body)
     sampling = take_sampling_fields(body, vocab_size=backend.codec.text.vocab_size)
-    seed = take_seed(body)
+    seed, priority = take_seed(body), take_priority(body)
     if items:
         body["input"] = items
     prompt = backend.codec.chat.encode(
@@ -150,7 +151,7 @@ def _encoded(fields: ResponseFields, items: list[Any], backend: Backend) -> Turn
     )
     if prompt.structured is not None:
         check_structured(prompt.structured, sampling, param="text.format")
-    return Turn(prompt=prompt, sampling=sampling, seed=seed, user_id=fields.user_id)
+    return Turn(prompt=prompt, sampling=sampling, seed=seed, user_id=fields.user_id, priority=priority)
 
 
 async def _found(request: Request, backend: Backend) -> StoredResponse:

@@ -8,9 +8,17 @@ import pytest
 
 from dsv4_cluster.frontend.field_table import FieldTable
 from dsv4_cluster.frontend.fields import CHAT, COMPLETION
+from dsv4_cluster.frontend.message_fields import COUNT_TOKENS, MESSAGES
+from dsv4_cluster.frontend.response_fields import INPUT_TOKENS, RESPONSES
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "api.md").read_text()
-TABLES = {"/v1/chat/completions": CHAT, "/v1/completions": COMPLETION}
+TABLES = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETION,
+    "/v1/messages": MESSAGES,
+    "/v1/responses": RESPONSES,
+}
+COUNTING = {"/v1/messages/count_tokens": COUNT_TOKENS, "/v1/responses/input_tokens": INPUT_TOKENS}
 
 
 def rows_of(path: str) -> dict[str, tuple[str, str]]:
@@ -36,3 +44,10 @@ def test_the_table_of_an_endpoint_is_the_one_in_the_code(path):
     for name, values in table.refused.items():
         if values:
             assert neutral_values(rows[name][1]) == list(values), name
+
+
+@pytest.mark.parametrize("path", COUNTING)
+def test_the_fields_of_a_counting_endpoint_are_those_in_the_code(path):
+    [sentence] = re.findall(rf"^`POST {re.escape(path)}` takes ([^{{]*?) and answers", TEXT, re.MULTILINE)
+
+    assert set(re.findall(r"`(\w+)`", sentence)) == COUNTING[path].honoured
