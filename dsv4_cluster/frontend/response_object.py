@@ -16,6 +16,9 @@ _ECHOED = ("previous_response_id", "metadata", "safety_identifier", "prompt_cach
 def echoed(body: Mapping[str, Any], *, is_stored: bool) -> dict[str, Any]:
     """The fields of a response object that repeat the request. body: as the client wrote it."""
     own = {name: body[name] for name in _ECHOED if body.get(name) is not None}
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        own["tools"] = body["tools"]  # the conversion sees the allowed ones only
     return {
         **own,
         "store": is_stored,

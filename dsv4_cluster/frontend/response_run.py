@@ -93,7 +93,9 @@ class ResponseRun:
         finally:
             work.cancel()
             watch.cancel()
-            await asyncio.gather(work, watch, return_exceptions=True)
+            ended, _ = await asyncio.gather(work, watch, return_exceptions=True)
+            if isinstance(ended, Exception):
+                logger.warning("%s: the end is not kept", self._generation.request_id, exc_info=ended)
 
     def record(self, *, is_over: bool) -> StoredResponse:
         """The latest state, as the store keeps it."""
@@ -126,8 +128,13 @@ class ResponseRun:
 
     async def _over_elsewhere(self) -> None:
         tenant, response_id = self._job.tenant, self._generation.request_id
-        while not await self._backend.responses.wait_until_over(tenant, response_id, WATCH_PERIOD_S):
-            pass
+        while True:
+            try:
+                if await self._backend.responses.wait_until_over(tenant, response_id, WATCH_PERIOD_S):
+                    return
+            except Dsv4Error as err:
+                logger.warning("%s: nobody can cancel it at the moment: %s", response_id, err)
+                await asyncio.sleep(WATCH_PERIOD_S)
 
     def _named(self, event: Event) -> NamedEvent:
         name = recipe.ResponsesResponse.sse_event_name(cast(recipe.ResponsesStreamEvent, event)) or ""

@@ -126,18 +126,22 @@ class LocalResponseStore:
 
     def _make_room(self, num_bytes: int, num_entries: int) -> None:
         """Drop what was used longest ago and is over. Raises: OverloadedError."""
-        over = iter([key for key, entry in self._entries.items() if entry.record.is_over])
-        while (
-            self.num_bytes + num_bytes > self._config.max_bytes
-            or len(self._entries) + num_entries > self._config.max_entries
-        ):
-            key = next(over, None)
-            if key is None:
-                raise OverloadedError(
-                    f"the response store is full of responses under way: {len(self._entries)} with {self.num_bytes} "
-                    f"bytes, the limits are {self._config.max_entries} and {self._config.max_bytes}"
-                )
+        if self._fits(num_bytes, num_entries):
+            return
+        for key in [key for key, entry in self._entries.items() if entry.record.is_over]:
             self._drop(key)
+            if self._fits(num_bytes, num_entries):
+                return
+        raise OverloadedError(
+            f"the response store is full of responses under way: {len(self._entries)} with {self.num_bytes} bytes, "
+            f"the limits are {self._config.max_entries} and {self._config.max_bytes}"
+        )
+
+    def _fits(self, num_bytes: int, num_entries: int) -> bool:
+        return (
+            self.num_bytes + num_bytes <= self._config.max_bytes
+            and len(self._entries) + num_entries <= self._config.max_entries
+        )
 
     def _drop(self, key: Key) -> bool:
         entry = self._entries.pop(key, None)

@@ -33,12 +33,11 @@ async def create_response(request: Request, backend: Backend) -> Response:
     body, fields = await backend.off_loop(lambda: _checked(raw, RESPONSES, backend))
     tenant = request.state.caller.tenant
     is_stored = _is_stored(fields, backend)
-    items = [*await _earlier_items(fields.previous_response_id, tenant, backend), *fields.items]
-    turn = await backend.off_loop(lambda: _encoded(fields, items, backend))
+    earlier = await _earlier(fields.previous_response_id, tenant, backend)
+    turn, items = await backend.off_loop(lambda: _encoded(fields, earlier, backend))
     request_id = request.state.request_id
-    job = ResponseJob(
-        turn=turn, items=dumps(items), echo=echoed(body, is_stored=is_stored), tenant=tenant, is_stored=is_stored
-    )
+    echo = echoed(body, is_stored=is_stored)
+    job = ResponseJob(turn=turn, items=items, echo=echo, tenant=tenant, is_stored=is_stored)
     generation = turn.generation(request_id.replace("req-", "resp_", 1), backend, request.state.caller)
     run = ResponseRun(job, generation, backend)
     if fields.is_background:
@@ -56,10 +55,10 @@ async def count_input_tokens(request: Request, backend: Backend) -> Response:
     """The length of the prompt that `create_response` would compute. Raises: Dsv4Error, ClientDisconnect."""
     raw = await read_body(request, backend.config.max_body_bytes)
     _, fields = await backend.off_loop(lambda: _checked(raw, INPUT_TOKENS, backend))
-    earlier = await _earlier_items(fields.previous_response_id, request.state.caller.tenant, backend)
+    earlier = await _earlier(fields.previous_response_id, request.state.caller.tenant, backend)
 
     def count() -> int:
-        body = {**fields.body, "input": [*earlier, *fields.items]}
+        body = {**fields.body, "input": [*_history(earlier), *fields.items]}
         return len(backend.codec.chat.encode(body, family=FAMILY, context_limit=_ANY_LENGTH).token_ids)
 
     return JSONResponse({"object": "response.input_tokens", "input_tokens": await backend.off_loop(count)})
@@ -103,8 +102,13 @@ async def list_input_items(request: Request, backend: Backend) -> Response:
         raise FieldError(f"limit is {limit!r:.20}, expected 1 to {MAX_PAGE}", param="limit")
     if order not in ("asc", "desc"):
         raise FieldError(f"order is {order!r:.20}, expected asc or desc", param="order")
-    items = json.loads((await _found(request, backend)).items)
-    page = item_page(items, after=query.get("after"), limit=int(limit), is_ascending=order == "asc")
+    record = await _found(request, backend)
+
+    def page_of() -> dict[str, Any] | None:
+        items = json.loads(record.items)
+        return item_page(items, after=query.get("after"), limit=int(limit), is_ascending=order == "asc")
+
+    page = await backend.off_loop(page_of)
     if page is None:
         raise FieldError(f"after names {query.get('after')!r:.80}, which is no item of this response", param="after")
     return JSONResponse(page)
@@ -125,23 +129,31 @@ def _is_stored(fields: ResponseFields, backend: Backend) -> bool:
     return config.max_entries > 0 and fields.wants_storage is not False
 
 
-async def _earlier_items(response_id: str | None, tenant: str, backend: Backend) -> list[Any]:
-    """Everything up to the end of an earlier response. Raises: FieldError (404 when it is not there)."""
+async def _earlier(response_id: str | None, tenant: str, backend: Backend) -> StoredResponse | None:
+    """An earlier response. Raises: FieldError (404) when it is not there."""
     if response_id is None:
-        return []
+        return None
     record = await backend.responses.get(tenant, response_id)
-    name = "previous_response_id"
     if record is None:
+        name = "previous_response_id"
         raise FieldError(f"{name}: no stored response has the id {response_id!r:.80}", param=name, http_status=404)
+    return record
+
+
+def _history(record: StoredResponse | None) -> list[Any]:
+    """Everything up to the end of an earlier response. Raises: FieldError when it has no good end."""
+    if record is None:
+        return []
     body = json.loads(record.body)
     if body["status"] not in ("completed", "incomplete"):
+        name = "previous_response_id"
         raise FieldError(f"{name}: {record.response_id} is {body['status']}, not completed", param=name)
     return [*json.loads(record.items), *body["output"]]
 
 
-def _encoded(fields: ResponseFields, items: list[Any], backend: Backend) -> Turn:
-    """Everything that costs CPU; runs on the encode pool."""
-    body = dict(fields.body)
+def _encoded(fields: ResponseFields, earlier: StoredResponse | None, backend: Backend) -> tuple[Turn, str]:
+    """Everything that costs CPU; runs on the encode pool. Returns also all input items as JSON."""
+    body, items = dict(fields.body), [*_history(earlier), *fields.items]
     sampling = take_sampling_fields(body, vocab_size=backend.codec.text.vocab_size)
     seed, priority = take_seed(body), take_priority(body)
     if items:
@@ -151,7 +163,8 @@ def _encoded(fields: ResponseFields, items: list[Any], backend: Backend) -> Turn
     )
     if prompt.structured is not None:
         check_structured(prompt.structured, sampling, param="text.format")
-    return Turn(prompt=prompt, sampling=sampling, seed=seed, user_id=fields.user_id, priority=priority)
+    turn = Turn(prompt=prompt, sampling=sampling, seed=seed, user_id=fields.user_id, priority=priority)
+    return turn, dumps(items)
 
 
 async def _found(request: Request, backend: Backend) -> StoredResponse:

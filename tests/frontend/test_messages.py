@@ -198,6 +198,16 @@ def test_a_stop_sequence_is_named_and_aborts_the_generation(claude, service):
     assert (service.num_aborted, service.num_ended) == (1, 0)
 
 
+def test_generation_ends_where_the_tool_block_closes(claude, service):
+    service.script = lambda _: [*chunks_of(tokens_of(CALL + "\n\nand more"), finish=FinishReason.LENGTH)[:-1], HANG]
+
+    answer = ask(claude, tools=[WEATHER])
+
+    assert (answer.stop_reason, answer.usage.output_tokens) == ("tool_use", len(tokens_of(CALL)))
+    service.wait_until_over()
+    assert (service.num_aborted, service.num_ended) == (1, 0)
+
+
 def test_the_length_limit_is_reported(claude, service):
     service.script = lambda _: chunks_of(tokens_of("one two"), finish=FinishReason.LENGTH)
 

@@ -165,6 +165,7 @@ def test_a_tool_choice_constrains_the_answer_also_while_thinking(client, service
     assert (spec.kind, len(json.loads(spec.schema))) == (kind, num_tools)
     assert service.requests[0].thinking == (reasoning is not OFF)
     assert answer.model_dump(exclude_unset=True)["tool_choice"] == choice
+    assert [tool.name for tool in answer.tools] == ["get_weather", "b"]
 
 
 def test_parallel_tool_calls_can_be_switched_off(client, service):
@@ -227,6 +228,16 @@ def test_sampling_values_and_the_end_user_reach_the_service(client, service):
     assert (request.sampling.temperature, request.sampling.top_p, request.sampling.seed) == (0.25, 0.5, 7)
     assert (request.sampling.top_k, request.sampling.presence_penalty) == (4, 0.5)
     assert (request.tenant, request.cache_salt) == ("/u-1", "u-1")
+
+
+def test_generation_ends_where_the_tool_block_closes(client, service):
+    service.script = lambda _: [*chunks_of(tokens_of(CALL + "\n\nand more"), finish=FinishReason.LENGTH)[:-1], HANG]
+
+    answer = ask(client, tools=[WEATHER])
+
+    assert (answer.status, answer.usage.output_tokens) == ("completed", len(tokens_of(CALL)))
+    service.wait_until_over()
+    assert (service.num_aborted, service.num_ended) == (1, 0)
 
 
 def test_the_length_limit_makes_a_response_incomplete(client, service):
