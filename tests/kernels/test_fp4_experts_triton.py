@@ -61,7 +61,7 @@ def test_triton_equals_the_formula(triton_device, generator, num_tokens, kinds):
 def test_the_gate_up_product_is_exact_to_a_rounding_of_the_hidden_values(triton_device, generator):
     x, ids, weights, experts = _inputs(generator, triton_device, 7)
     work = build_work_list(ids, num_experts=E, rows_per_tile=16)
-    tiled = gate_up(gather(x, None, work), weights, experts.w13, experts.limit, work, config_for(16))
+    tiled = gate_up(gather(x, None, work), weights, experts.w13, experts.limit, work, config_for(work))
 
     hidden = tiled.values[: len(work.pairs)]
     hidden_scales = _scales_of(tiled, work)
@@ -89,7 +89,7 @@ def test_the_down_product_is_bitwise_right_where_every_sum_is_exact(triton_devic
         torch.full((len(work.tile_rows), I // 128, 16), 127 << 23, dtype=torch.int32, device=triton_device),
     )
 
-    rows = down(tiled, experts.w2, work, config_for(16))
+    rows = down(tiled, experts.w2, work, config_for(work))
 
     w2 = unpack_fp4(experts.w2)
     for position, pair in enumerate(work.pairs.tolist()):
@@ -158,6 +158,7 @@ def test_compiles_for_hopper_within_its_instruction_budget(num_tokens):
         packed_bytes_per_thread = rows * 64 / (32 * launch.options["num_warps"])
         if num_tokens <= 32:
             assert len(loop) / packed_bytes_per_thread < 6
+    assert all("griddepcontrol.wait" in launch.compile().ptx for launch in launches)
     for launch in (launches[0], launches[3]):
         launch.compile().assert_128bit_loads()
         launch.compile().assert_no_spills()

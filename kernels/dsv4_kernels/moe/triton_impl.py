@@ -7,6 +7,7 @@ import triton.language as tl
 
 from dsv4_kernels.moe.reference import grouped_experts, route_by_hash, route_by_score
 from dsv4_kernels.moe.work_list import WorkList, max_tiles
+from dsv4_kernels.triton_pdl import uses_ptx, wait_for_previous
 
 __all__ = ["build_work_list", "grouped_experts", "route_by_hash", "route_by_score"]
 
@@ -30,7 +31,8 @@ def build_work_list(topk_ids: torch.Tensor, num_experts: int, first_expert: int,
         _work_list_kernel[(num_experts + 1,)](
             ids, work.pairs, work.tile_expert, work.tile_first, work.tile_rows, work.num_tiles, num_pairs, limit,
             first_expert, num_experts, rows_per_tile=rows_per_tile, bins=triton.next_power_of_2(num_experts + 1),
-            chunk=min(_CHUNK, triton.next_power_of_2(num_pairs)), tiles=_TILES, num_warps=4,
+            chunk=min(_CHUNK, triton.next_power_of_2(num_pairs)), tiles=_TILES, num_warps=4, use_ptx=uses_ptx(ids),
+            launch_pdl=uses_ptx(ids),
         )  # fmt: skip
     return work
 
@@ -39,12 +41,13 @@ def build_work_list(topk_ids: torch.Tensor, num_experts: int, first_expert: int,
 def _work_list_kernel(
     ids_ptr, pairs_ptr, tile_expert_ptr, tile_first_ptr, tile_rows_ptr, num_tiles_ptr, num_pairs, max_num_tiles,
     first_expert, num_experts, rows_per_tile: tl.constexpr, bins: tl.constexpr, chunk: tl.constexpr,
-    tiles: tl.constexpr,
+    tiles: tl.constexpr, use_ptx: tl.constexpr,
 ):  # fmt: skip
     """One program per expert counts all pairs, then places its own; the last one fills what is behind the end.
 
     Reading every id in every program costs less than a second launch, and the order needs no atomics.
     """
+    wait_for_previous(use_ptx)
     expert = tl.program_id(0)
     counts = tl.zeros((bins,), tl.int32)
     for start in range(0, num_pairs, chunk):

@@ -15,6 +15,7 @@ from dsv4_kernels.quant.reference import (
     quantise_index_fp8,
 )
 from dsv4_kernels.quant.triton_codec import fp8_group_code, to_e4m3
+from dsv4_kernels.triton_pdl import uses_ptx, wait_for_previous
 
 __all__ = [
     "dequantise_block_fp8",
@@ -41,6 +42,7 @@ def quantise_fp8(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tenso
         _quantise_kernel[grid](
             x, values, codes, dim=dim, group=group, group_block=triton.next_power_of_2(group), groups=groups,
             num_warps=1,
+            use_ptx=uses_ptx(x), launch_pdl=uses_ptx(x),
         )  # fmt: skip
     return values, codes
 
@@ -48,8 +50,9 @@ def quantise_fp8(x: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tenso
 @triton.jit
 def _quantise_kernel(
     x_ptr, values_ptr, codes_ptr, dim: tl.constexpr, group: tl.constexpr, group_block: tl.constexpr,
-    groups: tl.constexpr,
+    groups: tl.constexpr, use_ptx: tl.constexpr,
 ):  # fmt: skip
+    wait_for_previous(use_ptx)
     row = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1) * groups + tl.arange(0, groups)
     inside = tl.arange(0, group_block)

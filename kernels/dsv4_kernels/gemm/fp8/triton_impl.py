@@ -7,6 +7,7 @@ import triton
 
 from dsv4_kernels.gemm.fp8.op import BLOCK, Fp8Weight
 from dsv4_kernels.gemm.fp8.triton_kernels import stream_kernel, tile_kernel
+from dsv4_kernels.triton_pdl import uses_ptx
 
 MAX_STREAM_ROWS = 64
 _STREAM_TILE = 64  # weight rows of a program: one warpgroup
@@ -53,7 +54,8 @@ def _stream(values: torch.Tensor, scales: torch.Tensor, weight: Fp8Weight, out: 
     stream_kernel[(num_tiles, parts)](
         values, scales, weight.values, weight.scales, out, partial, weight.arrivals, values.shape[0],
         num_columns=num_columns, rows_per_group=weight.rows_per_group, num_groups=weight.num_groups, rows=_STREAM_TILE,
-        tokens=tokens, parts=parts, num_warps=4, num_stages=config.stream_stages,
+        tokens=tokens, parts=parts, line_block=triton.next_power_of_2(triton.cdiv(num_columns // BLOCK, parts)),
+        use_ptx=uses_ptx(values), launch_pdl=uses_ptx(values), num_warps=4, num_stages=config.stream_stages,
     )  # fmt: skip
 
 
@@ -63,5 +65,6 @@ def _tiles(values: torch.Tensor, scales: torch.Tensor, weight: Fp8Weight, out: t
     tile_kernel[grid](
         values, scales, weight.values, weight.scales, out, values.shape[0], num_columns=num_columns,
         rows_per_group=weight.rows_per_group, num_groups=weight.num_groups, tokens=config.tile_tokens,
-        rows=config.tile_rows, num_warps=config.num_warps, num_stages=config.num_stages,
+        rows=config.tile_rows, use_ptx=uses_ptx(values), launch_pdl=uses_ptx(values), num_warps=config.num_warps,
+        num_stages=config.num_stages,
     )  # fmt: skip

@@ -10,6 +10,8 @@ Many rows: 128 x 128 tiles in an order that keeps both operands in the L2.
 import triton
 import triton.language as tl
 
+from dsv4_kernels.triton_pdl import prefetch, wait_for_previous
+
 _TILE_COLUMN = tl.constexpr(8)  # token tiles that share their weights' stay in the L2
 
 
@@ -17,7 +19,7 @@ _TILE_COLUMN = tl.constexpr(8)  # token tiles that share their weights' stay in 
 def stream_kernel(
     x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, out_ptr, partial_ptr, arrivals_ptr, num_tokens, num_columns: tl.constexpr,
     rows_per_group: tl.constexpr, num_groups: tl.constexpr, rows: tl.constexpr, tokens: tl.constexpr,
-    parts: tl.constexpr,
+    parts: tl.constexpr, line_block: tl.constexpr, use_ptx: tl.constexpr,
 ):  # fmt: skip
     """`rows` output columns of all tokens, over one part of the sum. partial: [parts, tiles, rows, tokens] fp32."""
     tile = tl.program_id(0)
@@ -31,6 +33,9 @@ def stream_kernel(
     token = tl.arange(0, tokens)
     source = tl.minimum(token, num_tokens - 1).to(tl.int64)  # columns behind the tokens repeat the last one
     w_ptrs = w_ptr + row[:, None].to(tl.int64) * num_columns + first * 128 + tl.arange(0, 128)[None, :]
+    line = tl.minimum(tl.arange(0, line_block), blocks_per_part - 1)  # of 128 weights; a power of two of them
+    prefetch(w_ptr + row[:, None].to(tl.int64) * num_columns + (first + line)[None, :] * 128, use_ptx)
+    wait_for_previous(use_ptx)
     x_ptrs = x_ptr + (source * num_groups + group)[None, :] * num_columns + first * 128 + tl.arange(0, 128)[:, None]
     x_scale_ptrs = x_scale_ptr + (source * num_groups + group) * num_blocks
     w_scale_ptrs = w_scale_ptr + tile * rows // 128 * num_blocks
@@ -67,8 +72,10 @@ def stream_kernel(
 def tile_kernel(
     x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, out_ptr, num_tokens, num_columns: tl.constexpr,
     rows_per_group: tl.constexpr, num_groups: tl.constexpr, tokens: tl.constexpr, rows: tl.constexpr,
+    use_ptx: tl.constexpr,
 ):  # fmt: skip
     """One tile of `tokens` rows and `rows` columns of the output."""
+    wait_for_previous(use_ptx)
     num_blocks: tl.constexpr = num_columns // 128
     num_row_tiles: tl.constexpr = num_groups * rows_per_group // rows
     program = tl.program_id(0)

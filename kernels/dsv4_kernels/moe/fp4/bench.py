@@ -68,16 +68,16 @@ def _prefill_case(num_tokens: int, target: float, stretch: float) -> KernelCase:
     )
 
 
-# Candidates of (gate-up warps, stages, down warps, stages), beside what `config_for` gives.
-_DECODE_OPTIONS = ((4, 3, 4, 4), (4, 5, 4, 6), (8, 3, 4, 4), (8, 4, 8, 5), (8, 5, 8, 6))
+# Candidates of (gate-up warps, stages, down warps, stages, prefetches), beside what `config_for` gives.
+_DECODE_OPTIONS = ((4, 3, 4, 4), (4, 5, 4, 6), (4, 4, 4, 5, 0, 8), (4, 4, 4, 5, 4, 16), (4, 4, 4, 5, 16, 16))
 _PREFILL_OPTIONS = ((8, 3, 8, 3), (8, 4, 8, 4), (8, 3, 4, 3))
 
 
 def _variants(
-    tiles: tuple[int, ...], options: tuple[tuple[int, int, int, int], ...]
+    tiles: tuple[int, ...], options: tuple[tuple[int, ...], ...]
 ) -> dict[str, Callable[[Inputs], torch.Tensor]]:
     named = ((tile, one) for tile in tiles for one in options)
-    return {f"tile {tile} warps {a}/{c} stages {b}/{d}": _run(tile, (a, b, c, d)) for tile, (a, b, c, d) in named}
+    return {f"tile {tile} options {'/'.join(map(str, one))}": _run(tile, one) for tile, one in named}
 
 
 def _run_op(inputs: Inputs) -> torch.Tensor:
@@ -86,7 +86,7 @@ def _run_op(inputs: Inputs) -> torch.Tensor:
     return fp4_experts(inputs.x, inputs.ids, inputs.weights, inputs.experts, work=work, impl="triton")
 
 
-def _run(tile: int, options: tuple[int, int, int, int]) -> Callable[[Inputs], torch.Tensor]:
+def _run(tile: int, options: tuple[int, ...]) -> Callable[[Inputs], torch.Tensor]:
     def run(inputs: Inputs) -> torch.Tensor:
         module = implementation("moe.fp4", inputs.x.device, torch.float8_e4m3fn, "triton")
         out: torch.Tensor = module.fp4_experts(

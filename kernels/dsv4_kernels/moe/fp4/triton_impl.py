@@ -8,19 +8,23 @@ import triton
 from dsv4_kernels.moe.fp4.layout import BLOCK_K, Fp4Experts, PackedFp4
 from dsv4_kernels.moe.fp4.triton_kernels import down_kernel, gate_up_kernel, gather_kernel, sum_slots_kernel
 from dsv4_kernels.moe.work_list import WorkList
+from dsv4_kernels.triton_pdl import uses_ptx
 
 _SUM_BLOCK = 1024
+_FEW_TILES = 64  # of a work list: up to ten tokens of six experts
 _GATHER_BLOCKS = 4  # blocks of 128 columns per program
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Warps and pipeline stages of the two products."""
+    """Options of the two products. prefetch: blocks of a weight tile asked for ahead, a power of two or 0."""
 
     gate_up_warps: int = 4
     gate_up_stages: int = 4
     down_warps: int = 4
     down_stages: int = 5
+    gate_up_prefetch: int = 0
+    down_prefetch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +35,12 @@ class TiledRows:
     scale_tiles: torch.Tensor  # [max_tiles, K / 128, rows_per_tile] int32, UE8M0 << 23: the bits of an fp32
 
 
-def config_for(rows_per_tile: int) -> Config:
-    """Launch options that a tile height wants."""
-    return Config() if rows_per_tile <= 32 else Config(8, 3, 4, 3)
+def config_for(work: WorkList) -> Config:
+    """Launch options for a work list; a function of its shapes."""
+    if work.rows_per_tile > 32:
+        return Config(8, 3, 4, 3)
+    # Where few tiles leave the chip half empty, the next product's weights come while this one computes.
+    return Config(gate_up_prefetch=8, down_prefetch=16) if work.tile_expert.shape[0] <= _FEW_TILES else Config()
 
 
 def fp4_experts(
@@ -52,7 +59,7 @@ def fp4_experts(
     out = torch.empty(num_tokens, hidden_size, dtype=out_dtype, device=values.device)
     if not out.numel():
         return out
-    config = config or config_for(work.rows_per_tile)
+    config = config or config_for(work)
     x = gather(values, scales, work)
     hidden = gate_up(x, topk_weights.contiguous(), experts.w13, experts.limit, work, config)
     rows = down(hidden, experts.w2, work, config)
@@ -60,6 +67,7 @@ def fp4_experts(
     sum_slots_kernel[grid](
         rows, topk_ids.contiguous(), None if shared is None else shared.contiguous(), out, first_expert,
         experts.num_experts, topk=work.topk, dim=hidden_size, block=_SUM_BLOCK, num_warps=4,
+        use_ptx=uses_ptx(values), launch_pdl=uses_ptx(values),
     )  # fmt: skip
     return out
 
@@ -72,7 +80,8 @@ def gather(values: torch.Tensor, scales: torch.Tensor | None, work: WorkList) ->
     gather_kernel[grid](
         values.contiguous(), None if scales is None else scales.contiguous(), work.pairs, work.tile_expert,
         work.tile_first, work.tile_rows, rows.values, rows.scale_tiles, work.topk, num_columns=dim,
-        tokens=work.rows_per_tile, blocks=_GATHER_BLOCKS, num_warps=4,
+        tokens=work.rows_per_tile, blocks=_GATHER_BLOCKS, num_warps=4, use_ptx=uses_ptx(values),
+        launch_pdl=uses_ptx(values),
     )  # fmt: skip
     return rows
 
@@ -87,7 +96,8 @@ def gate_up(
         x.values, x.scale_tiles, w13.words, w13.exponents, w13.block_exponent, work.pairs, work.tile_expert,
         work.tile_first, work.tile_rows, weights, hidden.values, hidden.scale_tiles, limit,
         num_columns=w13.num_columns, num_tiles=num_tiles, tokens=work.rows_per_tile, is_folded=w13.is_folded,
-        use_ptx=_uses_ptx(weights), num_warps=config.gate_up_warps, num_stages=config.gate_up_stages,
+        prefetch_blocks=config.gate_up_prefetch, use_ptx=uses_ptx(weights), launch_pdl=uses_ptx(weights),
+        num_warps=config.gate_up_warps, num_stages=config.gate_up_stages,
     )  # fmt: skip
     return hidden
 
@@ -99,8 +109,8 @@ def down(hidden: TiledRows, w2: PackedFp4, work: WorkList, config: Config) -> to
     down_kernel[(num_tiles, work.tile_expert.shape[0])](
         hidden.values, hidden.scale_tiles, w2.words, w2.exponents, w2.block_exponent, work.pairs, work.tile_expert,
         work.tile_first, work.tile_rows, rows, num_columns=w2.num_columns, num_tiles=num_tiles,
-        tokens=work.rows_per_tile, is_folded=w2.is_folded, use_ptx=_uses_ptx(rows), num_warps=config.down_warps,
-        num_stages=config.down_stages,
+        tokens=work.rows_per_tile, prefetch_blocks=config.down_prefetch, is_folded=w2.is_folded, use_ptx=uses_ptx(rows),
+        launch_pdl=uses_ptx(rows), num_warps=config.down_warps, num_stages=config.down_stages,
     )  # fmt: skip
     return rows
 
@@ -111,8 +121,3 @@ def _allocate_rows(work: WorkList, dim: int, device: torch.device) -> TiledRows:
     values = torch.empty(num_rows, dim, dtype=torch.float8_e4m3fn, device=device)
     shape = (work.tile_expert.shape[0], dim // BLOCK_K, work.rows_per_tile)
     return TiledRows(values, torch.empty(shape, dtype=torch.int32, device=device))
-
-
-def _uses_ptx(x: torch.Tensor) -> bool:
-    """Inline PTX where the compiler emits it; the interpreter and other GPUs take the arithmetic branch."""
-    return x.device.type != "cpu" and torch.version.hip is None

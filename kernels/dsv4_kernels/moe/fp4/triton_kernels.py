@@ -11,17 +11,19 @@ import triton.language as tl
 
 from dsv4_kernels.moe.fp4.triton_unpack import unpack_group, unpack_tile
 from dsv4_kernels.quant.triton_codec import fp8_group_code, to_e4m3
+from dsv4_kernels.triton_pdl import prefetch, wait_for_previous
 
 
 @triton.jit
 def gather_kernel(
     x_ptr, x_scale_ptr, pairs_ptr, tile_expert_ptr, tile_first_ptr, tile_rows_ptr, rows_ptr, scale_tiles_ptr, topk,
-    num_columns: tl.constexpr, tokens: tl.constexpr, blocks: tl.constexpr,
+    num_columns: tl.constexpr, tokens: tl.constexpr, blocks: tl.constexpr, use_ptx: tl.constexpr,
 ):  # fmt: skip
     """Rows in the order of the work list, `blocks` blocks of 128 columns per program; quantised unless they are.
 
     x: [T, D] float, or e4m3 with x_scale [T, D/128]. rows: [P, D] e4m3. scale_tiles: [max_tiles, D/128, tokens] int32.
     """
+    wait_for_previous(use_ptx)
     item = tl.program_id(0)
     if tl.load(tile_expert_ptr + item) >= 0:
         first = tl.load(tile_first_ptr + item)
@@ -48,7 +50,8 @@ def gather_kernel(
 def gate_up_kernel(
     rows_ptr, scale_tiles_ptr, words_ptr, exponents_ptr, block_exponent_ptr, pairs_ptr, tile_expert_ptr,
     tile_first_ptr, tile_rows_ptr, weights_ptr, hidden_ptr, hidden_scale_tiles_ptr, limit, num_columns: tl.constexpr,
-    num_tiles: tl.constexpr, tokens: tl.constexpr, is_folded: tl.constexpr, use_ptx: tl.constexpr,
+    num_tiles: tl.constexpr, tokens: tl.constexpr, prefetch_blocks: tl.constexpr, is_folded: tl.constexpr,
+    use_ptx: tl.constexpr,
 ):  # fmt: skip
     """One tile of 128 intermediate columns for one tile of the work list.
 
@@ -57,10 +60,12 @@ def gate_up_kernel(
     tile = tl.program_id(0)
     item = tl.program_id(1)
     expert = tl.load(tile_expert_ptr + item)
+    weight_tile = expert.to(tl.int64) * num_tiles + tile
+    _prefetch_words(words_ptr, weight_tile, expert, num_columns // 128 * 4096, prefetch_blocks * 4096, use_ptx)
+    wait_for_previous(use_ptx)
     if expert >= 0:
         first = tl.load(tile_first_ptr + item)
         num_rows = tl.load(tile_rows_ptr + item)
-        weight_tile = expert.to(tl.int64) * num_tiles + tile
         both = _product(
             rows_ptr, scale_tiles_ptr, first, item, words_ptr, exponents_ptr, block_exponent_ptr, weight_tile,
             num_columns, 256, tokens, is_folded, use_ptx,
@@ -82,16 +87,18 @@ def gate_up_kernel(
 def down_kernel(
     hidden_ptr, hidden_scale_tiles_ptr, words_ptr, exponents_ptr, block_exponent_ptr, pairs_ptr, tile_expert_ptr,
     tile_first_ptr, tile_rows_ptr, out_ptr, num_columns: tl.constexpr, num_tiles: tl.constexpr, tokens: tl.constexpr,
-    is_folded: tl.constexpr, use_ptx: tl.constexpr,
+    prefetch_blocks: tl.constexpr, is_folded: tl.constexpr, use_ptx: tl.constexpr,
 ):  # fmt: skip
     """One tile of 128 output columns for one tile of the work list. out: [P, D] bf16 in the order of the pairs."""
     tile = tl.program_id(0)
     item = tl.program_id(1)
     expert = tl.load(tile_expert_ptr + item)
+    weight_tile = expert.to(tl.int64) * num_tiles + tile
+    _prefetch_words(words_ptr, weight_tile, expert, num_columns // 128 * 2048, prefetch_blocks * 2048, use_ptx)
+    wait_for_previous(use_ptx)
     if expert >= 0:
         first = tl.load(tile_first_ptr + item)
         num_rows = tl.load(tile_rows_ptr + item)
-        weight_tile = expert.to(tl.int64) * num_tiles + tile
         product = _product(
             hidden_ptr, hidden_scale_tiles_ptr, first, item, words_ptr, exponents_ptr, block_exponent_ptr, weight_tile,
             num_columns, 128, tokens, is_folded, use_ptx,
@@ -106,9 +113,10 @@ def down_kernel(
 @triton.jit
 def sum_slots_kernel(
     rows_ptr, ids_ptr, shared_ptr, out_ptr, first_expert, num_experts, topk: tl.constexpr, dim: tl.constexpr,
-    block: tl.constexpr,
+    block: tl.constexpr, use_ptx: tl.constexpr,
 ):  # fmt: skip
     """out[t] = shared[t] + sum over the slots of t whose expert is here, in order. rows: [T * topk, D] bf16."""
+    wait_for_previous(use_ptx)
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     inside = column < dim
@@ -121,6 +129,14 @@ def sum_slots_kernel(
         row = tl.load(rows_ptr + (token * topk + slot) * dim + column, mask=inside & is_here, other=0.0)
         total += row.to(tl.float32)
     tl.store(out_ptr + token * dim + column, total.to(out_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _prefetch_words(words_ptr, tile, expert, tile_words, num_words: tl.constexpr, use_ptx: tl.constexpr):
+    """Ask for a tile's first words while the previous launch still runs; weights never change."""
+    if use_ptx and num_words > 0:  # noqa: SIM102  one condition for the compiler, one for the device
+        if expert >= 0:
+            prefetch(words_ptr + tile * tile_words + tl.arange(0, num_words // 32) * 32, use_ptx)
 
 
 @triton.jit
