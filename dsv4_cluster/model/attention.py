@@ -133,7 +133,7 @@ class Attention(nn.Module):
             return attend_rows(
                 q, index, cache, entries, is_selected=is_selected, sink=self.attn_sink, scale=self._scale
             )
-        pools, slots = [cache.window], [index.paged.window_slots]
+        pools, slots = [cache.window], [index.paged_window_slots()]
         if cache.compressed is not None:
             pools.append(cache.compressed)
             slots.append(self._paged_entry_slots(index, cache.compressed.rows_per_page, selected))

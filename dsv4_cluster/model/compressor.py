@@ -10,6 +10,7 @@ from dsv4_cluster.model.linear import Linear
 from dsv4_cluster.model.norm import RMSNorm
 from dsv4_cluster.model.step_index import CompressPlan, StepIndex, take
 from dsv4_kernels.compressor import pool_entries
+from dsv4_kernels.gemm import PackedWeight, pack_weight, packed_linear
 from dsv4_kernels.kv.rows import PagedRows
 from dsv4_kernels.rope import apply_rope_
 
@@ -39,6 +40,15 @@ class Compressor(nn.Module):
         self.wkv = Linear(hidden, num_channels, dtype=dtype, device=device, out_dtype=wide)
         self.wgate = Linear(hidden, num_channels, dtype=dtype, device=device, out_dtype=wide)
         self.norm = RMSNorm(dim, config.rms_norm_eps, device=device)
+        self._packed: PackedWeight | None = None  # both projections as one
+
+    def pack(self) -> None:
+        """As `Linear.pack`; call it instead of packing the two projections."""
+        weights = self.wkv.weight, self.wgate.weight
+        self._packed = pack_weight(torch.cat(weights))
+        if self._packed is not None:
+            for weight, data in zip(weights, self._packed.data.view(2, *weights[0].shape), strict=True):
+                weight.data = data  # one copy in memory
 
     def forward(
         self, x: torch.Tensor, index: StepIndex, plan: CompressPlan | None, state: PagedRows, entries: PagedRows
@@ -47,19 +57,24 @@ class Compressor(nn.Module):
 
         x: [T, D]. state: ring of fp32 rows, kv then gate. entries: paged pool. Mutates both pools.
         """
-        kv = self.wkv(x)  # [T, c * dim]
-        gate = self.wgate(x) + self.ape[index.block_positions(self._ratio)]
+        fresh = self._project(x)
+        fresh[:, self.ape.shape[1] :] += self.ape[index.block_positions(self._ratio)]
         if plan is not None:
-            entries.write(plan.entry_slots, self._entries(kv, gate, plan, state, x.dtype))
+            entries.write(plan.entry_slots, self._entries(fresh, plan, state, x.dtype))
         rows, slots = index.state_writes(state.rows_per_page)
-        state.write(slots, take(torch.cat((kv, gate), dim=1), rows))
+        state.write(slots, take(fresh, rows))
 
-    def _entries(
-        self, kv: torch.Tensor, gate: torch.Tensor, plan: CompressPlan, state: PagedRows, dtype: torch.dtype
-    ) -> torch.Tensor:
+    def _project(self, x: torch.Tensor) -> torch.Tensor:
+        """x: [T, D]. Returns: [T, 2 * c * dim] fp32, kv then gate."""
+        if self._packed is not None:
+            return packed_linear(x, self._packed, torch.float32)
+        return torch.cat((self.wkv(x), self.wgate(x)), dim=1)
+
+    def _entries(self, fresh: torch.Tensor, plan: CompressPlan, state: PagedRows, dtype: torch.dtype) -> torch.Tensor:
+        """fresh: state rows of this step. Returns: [E, dim]."""
         if plan.stored_slots.numel():
-            stored_kv, stored_gate = state.gather(plan.stored_slots).split(kv.shape[1], dim=1)
-            kv, gate = torch.cat((kv, stored_kv)), torch.cat((gate, stored_gate))
+            fresh = torch.cat((fresh, state.gather(plan.stored_slots)))
+        kv, gate = fresh.chunk(2, dim=1)
         pooled = pool_entries(kv, gate, plan.rows, overlap=self._overlap)  # [E, dim]
         entries = apply_rope_(self.norm(pooled.to(dtype)), plan.cis)
         return entries if self._rotate is None else self._rotate(entries)

@@ -48,7 +48,6 @@ class ShortChunks:
 
     spans: tuple[Span, ...]
     rows: torch.Tensor | None  # [R] int64, None = every row of the batch
-    window_slots: torch.Tensor  # [R, window] int64, -1 = before the sequence
     write_slots: torch.Tensor  # [R] int64
 
 
@@ -138,6 +137,10 @@ class StepIndex:
         assert rows is None, max(span.num_tokens for span in self.spans)
         return slots
 
+    def paged_window_slots(self) -> torch.Tensor:
+        """Window slots of the paged rows: [R, window] int64, -1 = before the sequence."""
+        return self._once("window slots", 0, 0, self._paged_window_slots)
+
     def paged_window_columns(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Window of the paged rows in columns that start at a multiple of 16 positions.
 
@@ -175,9 +178,14 @@ class StepIndex:
             rows = torch.cat([self._arange(span.row, span.row + span.num_tokens) for span in spans])
         positions = take(batch.positions, rows)  # [R]
         pages = batch.window_slots[take(batch.token_to_seq, rows)] * self._window_ring
+        return ShortChunks(spans, rows, pages + positions % self._window_ring)
+
+    def _paged_window_slots(self) -> torch.Tensor:
+        assert self.paged is not None
+        positions = take(self.batch.positions, self.paged.rows)  # [R]
+        pages = self.batch.window_slots[take(self.batch.token_to_seq, self.paged.rows)] * self._window_ring
         seen = positions.unsqueeze(1) + self._arange(1 - self.window, 1)  # [R, window]
-        slots = torch.where(seen >= 0, pages.unsqueeze(1) + seen % self._window_ring, -1)
-        return ShortChunks(spans, rows, slots, pages + positions % self._window_ring)
+        return torch.where(seen >= 0, pages.unsqueeze(1) + seen % self._window_ring, -1)
 
     def _paged_window_columns(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         assert self.paged is not None

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dsv4_cluster.errors import CheckpointError
+from dsv4_cluster.model.compressor import Compressor
 from dsv4_cluster.model.linear import GroupedLinear, Linear
 from dsv4_cluster.model.moe_layer import SharedExpert
 from dsv4_cluster.moe.experts import Experts
@@ -71,8 +72,8 @@ def pack_weights(model: nn.Module) -> None:
     """
     done: set[nn.Module] = set()
     for module in model.modules():  # parents first: a packed group of layers packs its members itself
-        if isinstance(module, Experts | SharedExpert):
-            if module.packed is None:
+        if isinstance(module, Experts | SharedExpert | Compressor):
+            if not (isinstance(module, Experts) and module.packed is not None):
                 module.pack()
             done.update(module.modules())
         elif isinstance(module, Linear | GroupedLinear) and module not in done:

@@ -16,6 +16,8 @@ import torch
 
 from dsv4_kernels.kv.row_codec import decode_rows, encode_rows, section_bytes
 from dsv4_kernels.kv.row_format import RowFormat, RowKind
+from dsv4_kernels.native import ops
+from dsv4_kernels.native.library import load
 
 __all__ = ["PagedRows", "RowFormat", "RowKind"]
 
@@ -118,6 +120,9 @@ class PagedRows:
         )
 
     def _store(self, slots: torch.Tensor, sections: tuple[torch.Tensor, ...]) -> None:
+        if len(sections) == 1 and slots.device.type == "cpu" and load() is not None:
+            ops.store_rows(self.pages, slots, sections[0])  # pages of one section are an array of rows
+            return
         keep = slots >= 0
         if not bool(keep.all()):
             slots = slots[keep]

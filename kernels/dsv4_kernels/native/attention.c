@@ -176,9 +176,10 @@ EXPORT int dsv4_attention(int dtype, const void *q, void *out, long num_tokens, 
     return failed;
 }
 
-/* Entry e, channel d = sum over slots of softmax(gate) * kv. kv, gate: [N, channels] fp32; rows: [E, slots], -1 = none.
+/* Entry e, channel d = sum over slots of softmax(gate) * kv. kv, gate: [N] fp32 rows `stride` apart; rows: [E, slots],
+ * -1 = none.
  * overlap: the first half of the slots reads channels [0, dim), the other half [dim, 2 * dim). Source: spec 4.4. */
-EXPORT void dsv4_pool(const float *kv, const float *gate, const int64_t *rows, long entries, long slots, long channels,
+EXPORT void dsv4_pool(const float *kv, const float *gate, const int64_t *rows, long entries, long slots, long stride,
                       long dim, int overlap, float *out) {
 #pragma omp parallel for schedule(static) if (entries * slots * dim * 8 > PARALLEL_WORK * 4)
     for (long e = 0; e < entries; e++) {
@@ -187,12 +188,12 @@ EXPORT void dsv4_pool(const float *kv, const float *gate, const int64_t *rows, l
             __m512 top = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps(), acc = _mm512_setzero_ps();
             for (long s = 0; s < slots; s++) {
                 long shift = overlap && s >= slots / 2 ? dim : 0;
-                if (list[s] >= 0) top = _mm512_max_ps(top, _mm512_loadu_ps(gate + list[s] * channels + shift + d));
+                if (list[s] >= 0) top = _mm512_max_ps(top, _mm512_loadu_ps(gate + list[s] * stride + shift + d));
             }
             for (long s = 0; s < slots; s++) {
                 long shift = overlap && s >= slots / 2 ? dim : 0;
                 if (list[s] < 0) continue;
-                long at = list[s] * channels + shift + d;
+                long at = list[s] * stride + shift + d;
                 __m512 w = exp16(_mm512_sub_ps(_mm512_loadu_ps(gate + at), top));
                 sum = _mm512_add_ps(sum, w);
                 acc = _mm512_fmadd_ps(w, _mm512_loadu_ps(kv + at), acc);

@@ -9,7 +9,7 @@
 #include <omp.h>
 #include <sys/mman.h>
 
-enum { AHEAD_BYTES = 1024 }; /* how far weights are fetched ahead: decode waits for memory, not for products */
+enum { AHEAD_BYTES = 12288 }; /* of a tile's weights are fetched ahead: decode waits for memory, not for products */
 
 INLINE void tile(const int dtype, const int MR, const int NR, const void *x, long ldx, const void *w, long k_size,
                  void *out, long ldo, const int out_dtype, const int adds) {
@@ -22,7 +22,7 @@ INLINE void tile(const int dtype, const int MR, const int NR, const void *x, lon
             __m512bh b[8];
             UNROLL for (int j = 0; j < NR; j++) {
                 const uint16_t *at = ws + j * k_size * LANES + k * LANES;
-                if (MR > 1) _mm_prefetch((bytes_t)at + AHEAD_BYTES, _MM_HINT_T0);
+                if (MR > 1) _mm_prefetch((bytes_t)at + AHEAD_BYTES / NR, _MM_HINT_T0);
                 b[j] = (__m512bh)_mm512_loadu_si512(at);
             }
             UNROLL for (int i = 0; i < MR; i++) {
@@ -80,19 +80,16 @@ static void product(int dtype, const void *x, long ldx, long m, const void *w, l
     }
 }
 
-enum { CHUNK_BLOCKS = 8, CHUNK_K = 128 }; /* unpacked at a time: 32 KiB, which stay in the first cache for all rows */
-
+/* Unpacked are 8 blocks x 128 k at a time: 32 KiB, which stay in the first cache while all rows pass. */
 static void product_fp4(const uint16_t *x, long ldx, long m, matrix_t w, long blocks, long k, float *out, long ldo) {
-    uint16_t chunk[CHUNK_BLOCKS * CHUNK_K * LANES] __attribute__((aligned(64)));
-    for (long first = 0; first < blocks; first += CHUNK_BLOCKS) {
-        long count = blocks - first < CHUNK_BLOCKS ? blocks - first : CHUNK_BLOCKS;
-        for (long from = 0; from < k; from += CHUNK_K) {
-            long size = k - from < CHUNK_K ? k - from : CHUNK_K;
-            for (long block = 0; block < count; block++) {
-                long at = ((first + block) * k + from) * LANES;
-                unpack_fp4((const uint8_t *)w.data + at / 2, w.exponents + at / FP4_GROUP, size / FP4_GROUP,
-                           chunk + block * size * LANES);
-            }
+    uint16_t chunk[FP4_BLOCKS * FP4_K * LANES] __attribute__((aligned(64)));
+    const uint8_t *codes = w.data, *exponents = w.exponents;
+    for (long first = 0; first < blocks; first += FP4_BLOCKS) {
+        long count = blocks - first < FP4_BLOCKS ? blocks - first : FP4_BLOCKS;
+        for (long from = 0; from < k; from += FP4_K) {
+            long size = k - from < FP4_K ? k - from : FP4_K, groups = count * size / FP4_GROUP;
+            unpack_fp4(codes, exponents, groups, chunk);
+            codes += groups * FP4_GROUP * LANES / 2, exponents += groups * LANES;
             product(BF16, x + from, ldx, m, chunk, count, size, out + first * LANES, ldo, F32, from > 0);
         }
     }
@@ -138,29 +135,35 @@ EXPORT void dsv4_advise_huge(void *memory, long num_bytes) {
 }
 
 static int find_code(int magnitude) {
-    static const int magnitudes[8] = {FP4_MAGNITUDES};
     for (int code = 0; code < 8; code++)
-        if (magnitudes[code] == magnitude) return code;
+        if (fp4_magnitudes[code] == magnitude) return code;
     return -1;
 }
 
-/* bf16 w [n, k] to the codes and exponents of fp4.h; codes are zero before. n % 16 = k % 32 = 0. Returns 1, or 0 when a
- * weight is no code times the power of two of its group. */
-EXPORT int dsv4_pack_fp4(const uint16_t *w, long n, long k, uint16_t *codes, int8_t *exponents) {
+/* Where a group of 32 k of a row of [n, k] lies in the order of fp4.h, counted in groups of 16 columns. */
+static long fp4_place(long row, long group, long n, long k) {
+    long block = row / LANES, first = block / FP4_BLOCKS * FP4_BLOCKS, from = group * FP4_GROUP / FP4_K * FP4_K;
+    long count = n / LANES - first < FP4_BLOCKS ? n / LANES - first : FP4_BLOCKS, size = k - from < FP4_K ? k - from : FP4_K;
+    return (first * k + count * from + (block - first) * size) / FP4_GROUP + group - from / FP4_GROUP;
+}
+
+/* bf16 w [num, n, k] to the codes and exponents of fp4.h; codes are zero before. n % 16 = k % 32 = 0. Returns 1, or 0
+ * when a weight is no code times the power of two of its group. */
+EXPORT int dsv4_pack_fp4(const uint16_t *w, long num, long n, long k, uint16_t *codes, uint8_t *exponents) {
     int is_exact = 1;
 #pragma omp parallel for schedule(static)
-    for (long row = 0; row < n; row++)
+    for (long row = 0; row < num * n; row++)
         for (long group = 0; is_exact && group < k / FP4_GROUP; group++) {
             const uint16_t *values = w + row * k + group * FP4_GROUP;
             int top = 0, lane = row % LANES;
             for (int i = 0; i < FP4_GROUP; i++)
                 if ((values[i] & 0x7fff) > top) top = values[i] & 0x7fff;
-            int exponent = top ? (top >> 7) - 129 : 0; /* the largest value becomes 4 or 6 */
-            if (exponent < INT8_MIN) is_exact = 0;
-            long at = row / LANES * (k / FP4_GROUP) + group;
-            exponents[at * LANES + lane] = (int8_t)exponent;
+            int below = top ? (fp4_magnitudes[6] >> 7) - (top >> 7) : 0; /* the largest value becomes 4 or 6 */
+            if (below < 0) is_exact = 0;
+            long at = row / n * (n / LANES) * (k / FP4_GROUP) + fp4_place(row % n, group, n, k);
+            exponents[at * LANES + lane] = (uint8_t)below;
             for (int i = 0; i < FP4_GROUP; i++) {
-                int magnitude = values[i] & 0x7fff, code = find_code(magnitude ? magnitude - exponent * 128 : 0);
+                int magnitude = values[i] & 0x7fff, code = find_code(magnitude ? magnitude + below * 128 : 0);
                 if (code < 0 || (code == 0 && magnitude)) is_exact = 0;
                 else codes[(at * 4 + i / 8) * 32 + 2 * lane + i % 2] |= (code | (values[i] >> 15) << 3) << i % 8 / 2 * 4;
             }

@@ -24,10 +24,11 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "dsv4_attention": (
         _I, (_I, _P, _P, _L, _L, _P, _P, _L, _L, _P, _P, _L, _P, _P, _L, _L, _P, _L, _P, _F),
     ),
+    "dsv4_store_rows": (_L, (_P, _L, _P, _P, _L, _L)),
     "dsv4_pool": (None, (_P, _P, _P, _L, _L, _L, _L, _I, _P)),
     "dsv4_index_scores": (None, (_I, _P, _P, _P, _L, _L, _L, _L, _P)),
     "dsv4_moe": (_I, (_I, _P, _L, _L, _P, _P, _L, _L, _P, _P, _P, _I)),
-    "dsv4_pack_fp4": (_I, (_P, _L, _L, _P, _P)),
+    "dsv4_pack_fp4": (_I, (_P, _L, _L, _L, _P, _P)),
     "dsv4_select_topk": (_I, (_P, _P, _L, _L, _L, _P)),
     "dsv4_route": (None, (_P, _P, _P, _L, _L, _L, _I, _F, _P, _P, _P)),
 }  # fmt: skip

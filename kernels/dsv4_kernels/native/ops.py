@@ -38,7 +38,7 @@ def pack_fp4(weight: torch.Tensor) -> torch.Tensor | None:
     Returns: [num_weights * 17 / 32] uint8, all codes and then all exponents; None where a weight is no such product, so
     that the unpacked weights always are the given ones bit for bit.
     """
-    k = weight.shape[-1]
+    n, k = weight.shape[-2:]
     if weight.dtype != torch.bfloat16 or k % FP4_GROUP or weight.numel() == 0:
         return None
     weight = weight.contiguous()
@@ -46,7 +46,7 @@ def pack_fp4(weight: torch.Tensor) -> torch.Tensor | None:
     packed = torch.empty(num_codes + weight.numel() // FP4_GROUP, dtype=torch.uint8)
     _library().dsv4_advise_huge(packed.data_ptr(), packed.numel())
     is_exact = _library().dsv4_pack_fp4(
-        weight.data_ptr(), weight.numel() // k, k, packed.zero_().data_ptr(), packed[num_codes:].data_ptr()
+        weight.data_ptr(), weight.numel() // (n * k), n, k, packed.zero_().data_ptr(), packed[num_codes:].data_ptr()
     )
     return packed if is_exact else None
 
@@ -176,14 +176,29 @@ def attention(
 
 def pool(kv: torch.Tensor, gate: torch.Tensor, rows: torch.Tensor, overlap: bool) -> torch.Tensor:
     """See compressor/op.py."""
-    kv, gate, rows = kv.contiguous(), gate.contiguous(), rows.contiguous()
-    channels = kv.shape[1]
+    if kv.stride(1) != 1 or kv.stride() != gate.stride():
+        kv, gate = kv.contiguous(), gate.contiguous()
+    rows, channels = rows.contiguous(), kv.shape[1]
     out = torch.empty(rows.shape[0], channels // 2 if overlap else channels)
     _library().dsv4_pool(
-        kv.data_ptr(), gate.data_ptr(), rows.data_ptr(), rows.shape[0], rows.shape[1], channels, out.shape[1],
+        kv.data_ptr(), gate.data_ptr(), rows.data_ptr(), rows.shape[0], rows.shape[1], kv.stride(0), out.shape[1],
         int(overlap), out.data_ptr(),
     )  # fmt: skip
     return out
+
+
+def store_rows(pool: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    """Copy row i of rows [N, width] uint8 to row slots[i] of the pool, an array of such rows; negative = nowhere.
+
+    Raises: IndexError, before anything is written.
+    """
+    slots, rows = slots.contiguous(), rows.contiguous()
+    num_rows = pool.numel() // rows.shape[1]
+    wrong = _library().dsv4_store_rows(
+        pool.data_ptr(), num_rows, rows.data_ptr(), slots.data_ptr(), slots.numel(), rows.shape[1]
+    )
+    if wrong >= 0:
+        raise IndexError(f"slot {wrong} is out of range for a pool of {num_rows} rows")
 
 
 def index_scores(

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <omp.h>
 
-enum { STREAMS = 4, MIXES = 24 };
+enum { STREAMS = 4, MIXES = 24, FEW_TOKENS = 8 };
 
 INLINE float sum_of_squares(const void *x, long first, long n, const int dtype) {
     __m512 acc = _mm512_setzero_ps();
@@ -31,10 +31,10 @@ INLINE void mix_tile(const int dtype, const int tokens, const void *x, long firs
         out[t * ldo + o] = _mm512_reduce_add_ps(acc[t][o]);
 }
 
-/* mix[t][o] = x_t . fn_o for `outputs` (4 or 24) rows of fn. */
+/* mix[t][o] = x_t . fn_o for output rows [from, to) of the `outputs` (4 or 24) of fn, whole groups of 4 or 6. */
 INLINE void mix_rows(const int dtype, const void *x, long first, long tokens, long width, const float *fn, int outputs,
-                     float *mix) {
-    for (int o = 0; o < outputs; o += outputs == MIXES ? 6 : 4) {
+                     int from, int to, float *mix) {
+    for (int o = from; o < to; o += outputs == MIXES ? 6 : 4) {
         const float *rows = fn + (long)o * width;
         if (outputs == MIXES) {
             if (tokens == 4) mix_tile(dtype, 4, x, first, width, rows, 6, mix + o, MIXES);
@@ -90,13 +90,12 @@ INLINE void collapse(const void *x, long first, long dim, const float *pre, void
     }
 }
 
-INLINE void pre_tokens(const int dtype, const void *x, long first, long tokens, long dim, const float *fn,
-                       const float *scale, const float *base, const float *weight, int iters, float eps, float norm_eps,
-                       void *y, float *post, float *comb) {
-    float mix[4 * MIXES];
+/* mix: [tokens][24], x . fn of the tokens. */
+INLINE void pre_tokens(const int dtype, const void *x, long first, long tokens, long dim, float *mix, const float *scale,
+                       const float *base, const float *weight, int iters, float eps, float norm_eps, void *y, float *post,
+                       float *comb) {
     long width = STREAMS * dim;
     int outputs = post ? MIXES : STREAMS;
-    mix_rows(dtype, x, first * width, tokens, width, fn, outputs, mix);
     for (long t = 0; t < tokens; t++) {
         float *m = mix + t * MIXES, pre[STREAMS];
         float r = 1.0f / sqrtf(sum_of_squares(x, (first + t) * width, width, dtype) / width + norm_eps);
@@ -121,13 +120,39 @@ INLINE void pre_tokens(const int dtype, const void *x, long first, long tokens, 
 EXPORT void dsv4_hc_pre(int dtype, const void *x, long num_tokens, long dim, const float *fn, const float *scale,
                         const float *base, const float *weight, int iters, float eps, float norm_eps, void *y, float *post,
                         float *comb) {
-#pragma omp parallel for schedule(static) if (num_tokens * dim * 96 > PARALLEL_WORK * 4)
+    int outputs = post ? MIXES : STREAMS, group = post ? 6 : 4;
+    long width = STREAMS * dim;
+    if (num_tokens <= FEW_TOKENS) { /* all threads work on the tokens of a tile, as fn is what has to be read */
+        float mix[FEW_TOKENS * MIXES];
+#pragma omp parallel if (num_tokens * dim * 96 > PARALLEL_WORK / 2)
+        {
+#pragma omp for schedule(static)
+            for (int o = 0; o < outputs; o += group)
+                for (long first = 0; first < num_tokens; first += 4) {
+                    long tokens = num_tokens - first < 4 ? num_tokens - first : 4;
+                    if (dtype == BF16) mix_rows(BF16, x, first * width, tokens, width, fn, outputs, o, o + group, mix + first * MIXES);
+                    else mix_rows(F32, x, first * width, tokens, width, fn, outputs, o, o + group, mix + first * MIXES);
+                }
+#pragma omp for schedule(static)
+            for (long t = 0; t < num_tokens; t++) {
+                float *m = mix + t * MIXES;
+                if (dtype == BF16) pre_tokens(BF16, x, t, 1, dim, m, scale, base, weight, iters, eps, norm_eps, y, post, comb);
+                else pre_tokens(F32, x, t, 1, dim, m, scale, base, weight, iters, eps, norm_eps, y, post, comb);
+            }
+        }
+        return;
+    }
+#pragma omp parallel for schedule(static)
     for (long first = 0; first < num_tokens; first += 4) {
+        float mix[4 * MIXES];
         long tokens = num_tokens - first < 4 ? num_tokens - first : 4;
-        if (dtype == BF16)
-            pre_tokens(BF16, x, first, tokens, dim, fn, scale, base, weight, iters, eps, norm_eps, y, post, comb);
-        else
-            pre_tokens(F32, x, first, tokens, dim, fn, scale, base, weight, iters, eps, norm_eps, y, post, comb);
+        if (dtype == BF16) {
+            mix_rows(BF16, x, first * width, tokens, width, fn, outputs, 0, outputs, mix);
+            pre_tokens(BF16, x, first, tokens, dim, mix, scale, base, weight, iters, eps, norm_eps, y, post, comb);
+        } else {
+            mix_rows(F32, x, first * width, tokens, width, fn, outputs, 0, outputs, mix);
+            pre_tokens(F32, x, first, tokens, dim, mix, scale, base, weight, iters, eps, norm_eps, y, post, comb);
+        }
     }
 }
 
@@ -190,4 +215,14 @@ EXPORT void dsv4_norm_rope(int dtype, const void *x, void *out, long num_rows, l
         if (dtype == BF16) norm_rope_row(BF16, x, out, row, dim, weight, eps, turn, pairs, sign);
         else norm_rope_row(F32, x, out, row, dim, weight, eps, turn, pairs, sign);
     }
+}
+
+/* Row i to row slots[i] of the pool, a negative slot = nowhere. Returns a slot that is no row of the pool, or -1; then
+ * nothing was written. */
+EXPORT long dsv4_store_rows(char *pool, long num_rows, const char *rows, const int64_t *slots, long n, long row_bytes) {
+    for (long i = 0; i < n; i++)
+        if (slots[i] >= num_rows) return slots[i];
+    for (long i = 0; i < n; i++)
+        if (slots[i] >= 0) __builtin_memcpy(pool + slots[i] * row_bytes, rows + i * row_bytes, row_bytes);
+    return -1;
 }
