@@ -4,6 +4,7 @@ import typer
 
 from dsv4_cluster.cli.bench_engine import engine
 from dsv4_cluster.cli.bench_kernels import kernels
+from dsv4_cluster.cli.bench_overhead import overhead
 from dsv4_cluster.cli.bench_serve import serve
 from dsv4_cluster.cli.bench_transformers import compare_transformers
 
@@ -13,4 +14,5 @@ app = typer.Typer(
 app.command("engine")(engine)
 app.command("kernels")(kernels)
 app.command("serve")(serve)
+app.command("overhead")(overhead)
 app.command("compare-transformers")(compare_transformers)

@@ -30,7 +30,17 @@ def build(args: ClusterConfig) -> Application:
         check_placement(args, live_nodes())
     prefill = _worker_deployment(PrefillDeployment, PREFILL, args.prefill, drain_s=args.router.request_timeout_s)
     decode = _worker_deployment(DecodeDeployment, DECODE, args.decode, drain_s=args.router.request_timeout_s)
-    router = serve.deployment(name=ROUTER)(RouterIngress).options(
+    return router_deployment(args).bind(
+        router_spec(args),
+        prefill.bind(_worker_spec(args, "prefill", args.prefill)),
+        decode.bind(_worker_spec(args, "decode", args.decode)),
+        _response_store(args.router) if args.router.num_replicas > 1 else None,
+    )
+
+
+def router_deployment(args: ClusterConfig) -> serve.Deployment:
+    """The router's deployment, not yet bound to a spec and handles."""
+    return serve.deployment(name=ROUTER)(RouterIngress).options(
         num_replicas=args.router.num_replicas,
         ray_actor_options={"num_cpus": args.router.num_cpus},
         # Our own admission answers 429 above the limit; Serve's must not queue requests before it.
@@ -39,12 +49,6 @@ def build(args: ClusterConfig) -> Application:
         health_check_timeout_s=HEALTH_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=DRAIN_POLL_S,
         graceful_shutdown_timeout_s=args.router.request_timeout_s,
-    )
-    return router.bind(
-        _router_spec(args),
-        prefill.bind(_worker_spec(args, "prefill", args.prefill)),
-        decode.bind(_worker_spec(args, "decode", args.decode)),
-        _response_store(args.router) if args.router.num_replicas > 1 else None,
     )
 
 
@@ -62,7 +66,8 @@ def _response_store(config: RouterConfig) -> Application:
     return store.bind(config.responses)
 
 
-def _router_spec(config: ClusterConfig) -> RouterSpec:
+def router_spec(config: ClusterConfig) -> RouterSpec:
+    """What the router is told of a config."""
     return RouterSpec(
         model=config.model,
         router=config.router,

@@ -35,6 +35,17 @@ def warn_of_missing_settings() -> None:
         logger.warning("token streams will be slow: set %s for every Ray process, see launch/", " ".join(missing))
 
 
-def prepare_single_machine(*, ray_temp_dir: str) -> None:
-    """Set up this process for a Ray instance of its own, before Ray is imported. Mutates: os.environ."""
+def prepare_single_machine(*, ray_temp_dir: str, replica_port: int | None = None) -> None:
+    """Set up this process for a Ray instance of its own, before Ray is imported. Mutates: os.environ.
+
+    replica_port: where the one router replica listens itself, as behind a load balancer; None = Serve's proxy listens.
+    """
     os.environ.update(REQUIRED_SETTINGS | SINGLE_MACHINE_SETTINGS | {"RAY_TMPDIR": ray_temp_dir})
+    if replica_port is not None:
+        os.environ.update(
+            {
+                "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1",
+                "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(replica_port),
+                "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(replica_port + 1),
+            }
+        )
