@@ -148,9 +148,8 @@ class ScriptedDecode:
 def build_scripted(config: ClusterConfig, steps_per_s: float) -> Application:
     """The graph of a config with scripted engines, one replica of each role."""
     engine = ScriptedEngine(checkpoint_dir=config.model.path, steps_per_s=steps_per_s)
-    return router_deployment(config).bind(
-        router_spec(config), _scripted(ScriptedPrefill, PREFILL, engine), _scripted(ScriptedDecode, DECODE, engine)
-    )
+    prefill, decode = _scripted(ScriptedPrefill, PREFILL, engine), _scripted(ScriptedDecode, DECODE, engine)
+    return router_deployment(config).bind(router_spec(config), prefill, decode, None)
 
 
 def _scripted(cls: type, name: str, engine: ScriptedEngine) -> Application:
