@@ -46,6 +46,7 @@ class LocalResponseStore:
         if record.num_bytes > self._config.max_bytes or self._config.max_entries == 0:
             logger.warning("%s: %d bytes are too many for the response store", record.response_id, record.num_bytes)
             return
+        self._drop(_key(record))
         self._make_room(record.num_bytes, 1)
         self._entries[_key(record)] = _Entry(record, self._clock.now_s())
         self.num_bytes += record.num_bytes

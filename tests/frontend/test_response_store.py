@@ -1,7 +1,9 @@
 """The bounded store of responses."""
 
 import asyncio
+import contextlib
 import json
+import random
 
 import pytest
 
@@ -137,5 +139,32 @@ def test_a_response_whose_router_is_gone_has_failed(store, clock):
         lost = await store.get("a", "r")
         assert (watched.is_over, lost.is_over) == (False, True)
         assert json.loads(lost.body)["status"] == "failed"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bytes_and_entries_are_accounted_whatever_happens(store, clock, seed):
+    rng = random.Random(seed)
+
+    async def run() -> None:
+        for _ in range(400):
+            name, size = f"r{rng.randrange(6)}", rng.randrange(30_000)
+            status = rng.choice(["queued", "completed"])
+            with contextlib.suppress(OverloadedError):
+                step = rng.randrange(5)
+                if step == 0:
+                    await store.add(record(name, status=status, size=size))
+                elif step == 1:
+                    await store.replace(record(name, status=status, size=size))
+                elif step == 2:
+                    await store.delete("a", name)
+                elif step == 3:
+                    clock.advance(rng.random() * TTL_S)
+                else:
+                    await store.get("a", name)
+            kept = [found for n in range(6) if (found := await store.get("a", f"r{n}")) is not None]
+            assert store.num_bytes == sum(found.num_bytes for found in kept)
+            assert len(store) == len(kept) <= 3
 
     asyncio.run(run())

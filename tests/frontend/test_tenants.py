@@ -112,6 +112,18 @@ def test_background_responses_are_bounded(start):
         service.wait_until_over()
 
 
+def test_a_stopping_server_ends_its_background_responses():
+    service = ScriptedService()
+    service.script = lambda _: [HANG]
+    app = create_app(service, load_codec(), RouterConfig(), max_model_len=CONTEXT_LIMIT)
+
+    with serving(app) as url, client_of(url, "unused") as client:
+        ask(client, background=True)
+        service.wait_until_started()
+
+    assert (service.num_aborted, service.num_ended) == (1, 0)
+
+
 def test_what_is_switched_off_is_a_400(start):
     _, url, _ = start(responses=ResponsesConfig(max_entries=0, max_background=0))
 
