@@ -41,6 +41,7 @@ class ChatParser:
         self._scanner = MarkupScanner(
             codec.text,
             parameters_by_tool(prompt.conversion.conversation.tools),
+            is_thinking=prompt.is_thinking,
             starts_in_block=prompt.parsing.starts_in_tool_calls,
             max_calls=1 if prompt.is_single_call else None,
         )

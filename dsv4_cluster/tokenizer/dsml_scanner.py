@@ -7,13 +7,14 @@
 | an invoke without a wrapper                  | a call when it names a tool of the request                       |
 | the same inside the thoughts                 | a call; the thoughts end where the block begins                  |
 | what follows a block                         | nothing: the answer is over                                      |
-| any other tag                                | nothing; the text around it stays                                |
+| any other tag, a second `</think>`           | nothing; the text around it stays                                |
 | a block when the request has no tools        | nothing; the text around it stays                                |
 
-Text is held back while it could still become a tag. Everything is decided on text, so the result does not depend on
-how it is cut into tokens, nor tokens into chunks. Tokens of ordinary text pass through as they are, with their
-logprobs; markup goes on as text that carries the count of its tokens. A token that is half text, half markup counts and
-has no logprobs. Tokens of removed markup are completion tokens, never reasoning tokens.
+Text is held back while it could still become a tag, be it with what follows a tag that is removed. Everything is
+decided on text, so the result does not depend on how it is cut into tokens, nor tokens into chunks. Tokens of ordinary
+text pass through as they are, with their logprobs; markup goes on as text that carries the count of its tokens. A token
+that is half text, half markup counts and has no logprobs. Tokens of removed markup are completion tokens, never
+reasoning tokens.
 """
 
 from collections import deque
@@ -30,6 +31,7 @@ from dsv4_cluster.tokenizer.dsml_tags import (
     TagKind,
     Unfinished,
     first_trigger,
+    may_become_mark,
     parse_tag,
     parse_thoughts_end,
 )
@@ -73,16 +75,22 @@ class MarkupScanner:
         tokenizer: TextTokenizer,
         tools: Mapping[str, Properties],
         *,
+        is_thinking: bool = False,
         starts_in_block: bool = False,
         max_calls: int | None = None,
     ) -> None:
-        """tools: parameters of each tool, by name. starts_in_block: the prompt ends with the wrapper's tag."""
+        """tools: parameters of each tool, by name. is_thinking: the output starts inside the thoughts.
+
+        starts_in_block: the prompt ends with the wrapper's tag. max_calls: the answer ends behind that many.
+        """
+        self._is_thinking = is_thinking
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._tools = tools
         self._max_calls = max_calls
         self._block = self._new_block(is_open=True) if starts_in_block else None
         self._pieces: deque[_Piece] = deque()
         self._text = ""  # of all pieces
+        self._before_block = ""  # held in front of a block that is removed
         self._parts: list[tuple[int, Logprobs | None]] = []  # tokens of an unfinished character
         self.is_closed = False  # the block is complete, nothing that follows counts
 
@@ -129,6 +137,7 @@ class MarkupScanner:
             return True
         self.is_closed = bool(self._tools)
         self._block = None
+        self._put_back(self._before_block)
         return False
 
     def _read_text(self, out: _Output, *, is_last: bool) -> bool:
@@ -141,14 +150,25 @@ class MarkupScanner:
         if isinstance(tag, Tag) and tag.kind is TagKind.WRAPPER and not tag.is_closing:
             is_call = self._call_behind(tag.end, is_last=is_last)
         if isinstance(tag, Unfinished) or isinstance(is_call, Unfinished):
-            self._release(out, start, splits=False)
+            self._release(out, self._joint(start), splits=False)
             return True
+        if tag.kind is TagKind.THOUGHTS and self._is_thinking:
+            self._is_thinking = False
+            self._release(out, start)
+            out.add_text(THINK_END, self._drop(tag.end - start))
+            return False
         end = tag.end
         if _is_call(tag) and (tag.name in self._tools or not self._tools):
             is_call, end = True, start
-        self._release(out, start)
-        out.add_text(THINK_END if tag.kind is TagKind.THOUGHTS else "", self._drop(end - start))
-        self._block = self._new_block() if is_call else None
+        is_end = bool(is_call and self._tools)
+        keep = start if is_end else self._joint(start)
+        self._release(out, keep)
+        kept = self._text[: start - keep]
+        out.add_text("", self._drop(end - keep))
+        if is_call:
+            self._block, self._before_block = self._new_block(), kept
+        else:
+            self._put_back(kept)
         return False
 
     def _first_tag(self, *, is_last: bool) -> tuple[int, Tag | Unfinished | None]:
@@ -161,6 +181,21 @@ class MarkupScanner:
                 return start, tag
             start = first_trigger(self._text, start + 1)
         return len(self._text), None
+
+    def _joint(self, end: int) -> int:
+        """Where the text in front of `end` starts that could become a tag with what follows a tag removed there."""
+        start = first_trigger(self._text)
+        while 0 <= start < end:
+            if may_become_mark(self._text[start:end]):
+                return self._joint(start)
+            start = first_trigger(self._text, start + 1)
+        return end
+
+    def _put_back(self, text: str) -> None:
+        """Text whose tokens are counted, in front of the rest."""
+        if text:
+            self._pieces.appendleft(_Piece(text, []))
+            self._text = text + self._text
 
     def _call_behind(self, start: int, *, is_last: bool) -> bool | Unfinished:
         """Whether an invoke follows at once."""

@@ -21,7 +21,7 @@ _MARK = re.compile(
 )
 _ANY_CASE = "(?i:D(?:S(?:ML?)?)?)?"  # any beginning of the letters
 _EXACT = "(?:D(?:S(?:M(?:L\\s?)?)?)?)?"
-_MARK_START = re.compile(rf"<\s?(?:/\s?)?(?:{_BARS}[|｜ ]{{0,3}}{_ANY_CASE}|{_EXACT})|｜{{1,2}}{_EXACT}")
+_MARK_START = re.compile(rf"<\s?/?\s?(?:{_BARS}[|｜ ]{{0,3}}{_ANY_CASE}|{_EXACT})|｜{{1,2}}{_EXACT}")
 _IDENTIFIER = re.compile(r"\s?(/?)\s?([A-Za-z_-]{0,32})")
 _CLOSING_REST = re.compile(r"[ \t|｜/]*")
 _UNMARKED = re.compile(r"<(/?)([a-z_]{1,16})(?=[\s>/=])")
@@ -76,7 +76,7 @@ def parse_tag(text: str, start: int, *, is_last: bool, takes_unmarked: bool) -> 
     """The tag at `start`, None when it is text, or Unfinished when the rest decides. is_last: there is no rest."""
     mark = _MARK.match(text, start)
     if mark is None:
-        if not is_last and _may_become_mark(text, start):
+        if not is_last and may_become_mark(text[start:]):
             return Unfinished.TAG
         if is_last and _is_cut_mark(text, start):
             return Tag(kind=TagKind.OTHER, end=len(text))
@@ -201,11 +201,11 @@ def _unmarked_tag(text: str, start: int, *, is_last: bool) -> Tag | Unfinished |
     return _opening_tag(text, kind, tag.end(), is_last=is_last, is_marked=False)
 
 
-def _may_become_mark(text: str, start: int) -> bool:
-    """Whether `text[start:]` is the beginning of a mark and no more than that."""
-    return _MARK_START.fullmatch(text, start) is not None
+def may_become_mark(text: str) -> bool:
+    """Whether a text is the beginning of a mark and no more than that."""
+    return _MARK_START.fullmatch(text) is not None
 
 
 def _is_cut_mark(text: str, start: int) -> bool:
     """A text that ends inside a mark, at least one letter in."""
-    return _may_become_mark(text, start) and re.search(_BARS + " ?D", text[start:], re.IGNORECASE) is not None
+    return may_become_mark(text[start:]) and re.search(_BARS + " ?D", text[start:], re.IGNORECASE) is not None
