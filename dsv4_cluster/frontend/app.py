@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
@@ -19,10 +20,14 @@ from dsv4_cluster.errors import InvalidRequestError
 from dsv4_cluster.frontend import admin
 from dsv4_cluster.frontend.auth import Keyring
 from dsv4_cluster.frontend.background import BackgroundRuns
+from dsv4_cluster.frontend.batch_desk import BatchDesk, open_desk
+from dsv4_cluster.frontend.batches import cancel_batch, create_batch, list_batches, retrieve_batch
 from dsv4_cluster.frontend.chat import chat_completions
 from dsv4_cluster.frontend.completions import completions
+from dsv4_cluster.frontend.direct_call import DirectCalls
 from dsv4_cluster.frontend.edge import EdgeMiddleware, Gate
 from dsv4_cluster.frontend.error_body import ANTHROPIC_BASE, CLIENT_GONE_STATUS, MESSAGES_PATH, error_response
+from dsv4_cluster.frontend.files import delete_file, download_file, list_files, retrieve_file, upload_file
 from dsv4_cluster.frontend.generation import Backend
 from dsv4_cluster.frontend.messages import count_tokens, messages
 from dsv4_cluster.frontend.observed import ObservedService
@@ -44,7 +49,8 @@ from dsv4_cluster.tokenizer.encoding import ModelCodec
 
 ENCODE_THREADS = 2  # encoding releases the interpreter lock; more threads only let long prompts crowd out the loop
 
-Endpoint = Callable[[Request, Backend], Awaitable[Response]]
+B = TypeVar("B")
+Endpoint = Callable[[Request, B], Awaitable[Response]]
 
 
 def create_app(
@@ -72,7 +78,8 @@ def create_app(
     registry = registry or CollectorRegistry()
     metrics = RouterMetrics(registry, clock)
     quotas = Quotas(config.api, clock)
-    gate = Gate(Keyring(config.api), quotas, max_in_flight=config.max_ongoing_requests)
+    keyring = Keyring(config.api)
+    gate = Gate(keyring, quotas, max_in_flight=config.max_ongoing_requests)
     pool = ThreadPoolExecutor(ENCODE_THREADS, thread_name_prefix="encode")
     backend = Backend(
         service=ObservedService(service, (QuotaObserver(quotas), metrics)),
@@ -86,9 +93,21 @@ def create_app(
         background=BackgroundRuns(config.responses.max_background),
     )
 
+    in_batches = {
+        "/v1/chat/completions": chat_completions,
+        "/v1/completions": completions,
+        "/v1/responses": create_response,
+    }
+    calls = DirectCalls(in_batches, backend, gate, metrics.count_answer)
+    desk = open_desk(config, calls, keyring, lambda: gate.is_draining)
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
+        if desk is not None:
+            desk.runner.start()
         yield
+        if desk is not None:
+            await desk.runner.close()
         await backend.background.close()
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -102,6 +121,7 @@ def create_app(
     app.add_exception_handler(HTTPException, _http_error)
     _add_admin_routes(app, backend, gate, metrics_page or _own_page(registry))
     _add_response_routes(app, backend)
+    _add_batch_routes(app, desk)
     _add_post(app, "/v1/chat/completions", chat_completions, backend)
     _add_post(app, "/v1/completions", completions, backend)
     for base in ("", ANTHROPIC_BASE):
@@ -119,11 +139,11 @@ def _own_page(registry: CollectorRegistry) -> MetricsPage:
     return page
 
 
-def _add_post(app: FastAPI, path: str, endpoint: Endpoint, backend: Backend) -> None:
+def _add_post(app: FastAPI, path: str, endpoint: Endpoint[Backend], backend: Backend) -> None:
     _add_route(app, "POST", path, endpoint, backend)
 
 
-def _add_route(app: FastAPI, method: str, path: str, endpoint: Endpoint, backend: Backend) -> None:
+def _add_route(app: FastAPI, method: str, path: str, endpoint: Endpoint[B], backend: B) -> None:
     async def run(request: Request) -> Response:
         return await _answer(request, endpoint(request, backend))
 
@@ -141,6 +161,29 @@ def _add_response_routes(app: FastAPI, backend: Backend) -> None:
         ("GET", f"{one}/input_items", list_input_items),
     ):
         _add_route(app, method, path, endpoint, backend)
+
+
+def _add_batch_routes(app: FastAPI, desk: BatchDesk | None) -> None:
+    for method, path, endpoint in (
+        ("POST", "/v1/files", upload_file),
+        ("GET", "/v1/files", list_files),
+        ("GET", "/v1/files/{file_id}", retrieve_file),
+        ("DELETE", "/v1/files/{file_id}", delete_file),
+        ("GET", "/v1/files/{file_id}/content", download_file),
+        ("POST", "/v1/batches", create_batch),
+        ("GET", "/v1/batches", list_batches),
+        ("GET", "/v1/batches/{batch_id}", retrieve_batch),
+        ("POST", "/v1/batches/{batch_id}/cancel", cancel_batch),
+    ):
+        if desk is None:
+            _add_route(app, method, path, _batches_are_off, None)
+        else:
+            _add_route(app, method, path, endpoint, desk)
+
+
+async def _batches_are_off(request: Request, _: None) -> Response:
+    message = f"{request.url.path}: this server keeps no files and batches, router.batches.dir is not set"
+    raise InvalidRequestError(message, http_status=404)
 
 
 def _add_admin_routes(app: FastAPI, backend: Backend, gate: Gate, metrics_page: MetricsPage) -> None:

@@ -36,6 +36,11 @@ class Keyring:
             for key in config.keys
         ]
 
+    def owner(self, key_name: str, tenant: str) -> Caller | None:
+        """The key with this name, as it is configured for the tenant; None when it is not any more."""
+        known = [caller for _, caller in self._callers] or [ANONYMOUS]
+        return next((caller for caller in known if (caller.key_name, caller.tenant) == (key_name, tenant)), None)
+
     def identify(self, path: str, headers: Mapping[str, str]) -> Caller:
         """Who calls. headers: names in lower case. The key stands in `Authorization: Bearer KEY` or `x-api-key: KEY`.
 

@@ -33,27 +33,27 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
-    """Parse a JSON object. Raises: InvalidRequestError that says where the JSON is wrong."""
+def parse_object(body: bytes, what: str = "the request body") -> dict[str, Any]:
+    """Parse a JSON object. what: its name in messages. Raises: InvalidRequestError that says where it is wrong."""
     try:
         value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
         if _SURROGATE_ESCAPE.search(body):
             json.dumps(value, ensure_ascii=False).encode("utf-8")  # fails at half a pair, which is no text
     except UnicodeEncodeError as err:
-        raise InvalidRequestError("the request body holds half of a surrogate pair, which is not Unicode text") from err
+        raise InvalidRequestError(f"{what} holds half of a surrogate pair, which is not Unicode text") from err
     except UnicodeDecodeError as err:
-        raise InvalidRequestError(f"the request body is not UTF-8: {err.reason} at byte {err.start}") from err
+        raise InvalidRequestError(f"{what} is not UTF-8: {err.reason} at byte {err.start}") from err
     except ValueError as err:
-        raise InvalidRequestError(f"the request body is not valid JSON: {err}") from err
+        raise InvalidRequestError(f"{what} is not valid JSON: {err}") from err
     except RecursionError as err:
-        raise InvalidRequestError("the request body is nested too deeply") from err
+        raise InvalidRequestError(f"{what} is nested too deeply") from err
     if not isinstance(value, dict):
-        raise InvalidRequestError("the request body must be a JSON object")
-    _check_nesting(value)
+        raise InvalidRequestError(f"{what} must be a JSON object")
+    _check_nesting(value, what)
     return value
 
 
-def _check_nesting(value: dict[str, Any]) -> None:
+def _check_nesting(value: dict[str, Any], what: str) -> None:
     """Raises: InvalidRequestError above MAX_NESTING. Without recursion, which deep input would exhaust."""
     level: list[Any] = [value]
     for _ in range(MAX_NESTING):
@@ -65,7 +65,7 @@ def _check_nesting(value: dict[str, Any]) -> None:
         ]
         if not level:
             return
-    raise InvalidRequestError(f"the request body is nested more than {MAX_NESTING} levels deep")
+    raise InvalidRequestError(f"{what} is nested more than {MAX_NESTING} levels deep")
 
 
 def _too_large(max_bytes: int) -> InvalidRequestError:

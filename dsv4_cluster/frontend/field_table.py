@@ -44,7 +44,7 @@ class FieldTable:
                     raise FieldError(f"{name} is not supported", param=name)
             elif not ignores_unknown:
                 raise FieldError(f"unknown field {name!r}", param=name)
-        if not isinstance(kept.get("model"), str):
+        if "model" in self.honoured and not isinstance(kept.get("model"), str):
             raise FieldError("model must be a string" if "model" in kept else "model is missing", param="model")
         return kept
 

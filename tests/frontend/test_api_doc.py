@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dsv4_cluster.frontend.batches import BATCHES
 from dsv4_cluster.frontend.field_table import FieldTable
 from dsv4_cluster.frontend.fields import CHAT, COMPLETION
 from dsv4_cluster.frontend.message_fields import COUNT_TOKENS, MESSAGES
@@ -17,6 +18,7 @@ TABLES = {
     "/v1/completions": COMPLETION,
     "/v1/messages": MESSAGES,
     "/v1/responses": RESPONSES,
+    "/v1/batches": BATCHES,
 }
 COUNTING = {"/v1/messages/count_tokens": COUNT_TOKENS, "/v1/responses/input_tokens": INPUT_TOKENS}
 

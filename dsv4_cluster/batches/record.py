@@ -1,0 +1,61 @@
+"""The state of a batch: what its file on disk holds."""
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+BatchStatus = Literal[
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
+]
+OVER: frozenset[BatchStatus] = frozenset({"failed", "completed", "expired", "cancelled"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFault:
+    """Why a batch could not run; `line` counts from 1."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRecord:
+    """One batch. Times are Unix times in seconds."""
+
+    batch_id: str
+    tenant: str
+    key_name: str  # of the API key that asked, whose limits and priority its lines have
+    endpoint: str
+    input_file_id: str
+    output_file_id: str  # set from the start; shown once there is something in it
+    error_file_id: str
+    completion_window: str
+    metadata: dict[str, str] | None
+    created_s: int
+    expires_s: int
+    status: BatchStatus = "validating"
+    num_total: int = 0
+    num_completed: int = 0
+    num_failed: int = 0
+    has_output: bool = False
+    has_errors: bool = False
+    reached_s: dict[str, int] = field(default_factory=dict)  # status -> when it was reached
+    faults: tuple[BatchFault, ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        """True when nothing will change any more."""
+        return self.status in OVER
+
+    def to_json(self) -> bytes:
+        """What the file holds."""
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Self:
+        """The inverse."""
+        fields = json.loads(data)
+        return cls(**{**fields, "faults": tuple(BatchFault(**fault) for fault in fields["faults"])})
