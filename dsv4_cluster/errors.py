@@ -40,7 +40,7 @@ class InvalidRequestError(Dsv4Error):
 
 
 class PromptTooLongError(InvalidRequestError):
-    """Prompt plus answer exceed the context or the cache."""
+    """Prompt plus answer exceed the context or the cache, or the prompt's cache what may be handed over."""
 
 
 class ModelNotFoundError(InvalidRequestError):

@@ -48,12 +48,12 @@ def render(chart: Chart) -> str:
     return f"<figure><figcaption>{escape(chart.title)}</figcaption>{legend}{_plot(chart, drawn)}</figure>"
 
 
-def nice_ticks(low: float, high: float, num_ticks: int = _NUM_TICKS) -> list[float]:
-    """About `num_ticks` round values (1, 2, 2.5 or 5 times a power of ten) that cover [low, high]."""
+def nice_ticks(low: float, high: float) -> list[float]:
+    """About _NUM_TICKS round values (1, 2, 2.5 or 5 times a power of ten) that cover [low, high]."""
     span, size = high - low, max(abs(low), abs(high))
     if span <= _FLAT * max(size, 1.0):
         span = size if size > _FLAT else 1.0
-    rough = span / num_ticks
+    rough = span / _NUM_TICKS
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil((low + span) / step - 1e-9)

@@ -4,15 +4,15 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from dsv4_cluster.parallel.collectives import Axis, all_reduce, axis_rank
+from dsv4_cluster.parallel.collectives import all_reduce, axis_rank
 from dsv4_cluster.parallel.state import ParallelState
 from dsv4_cluster.weights.shard import ShardRule
 from dsv4_kernels.gemm import PackedWeight, pack_weight, packed_linear
 
 
-def local_size(size: int, unit: int, parallel: ParallelState, axis: Axis = "tp") -> int:
-    """Part of `size` that one rank owns, in whole units. Raises: ConfigError when it does not divide."""
-    first, last = ShardRule(0, axis, unit).bounds(size, *axis_rank(parallel, axis))
+def local_size(size: int, unit: int, parallel: ParallelState) -> int:
+    """Part of `size` that one tensor-parallel rank owns, in whole units. Raises: ConfigError when it does not fit."""
+    first, last = ShardRule(0, "tp", unit).bounds(size, *axis_rank(parallel, "tp"))
     return last - first
 
 

@@ -15,7 +15,7 @@ from dsv4_cluster.parallel.state import ParallelState
 class MTPModule(Block):
     """Row i pairs the main model's streams at position i with the embedding of token i + 1, at position i.
 
-    Parameters carry the names below `mtp.{mtp_id}.`; embedding and head are those of the main model.
+    Parameters carry the names below `mtp.0.`; embedding and head are those of the main model.
     """
 
     def __init__(
@@ -23,14 +23,13 @@ class MTPModule(Block):
         config: ModelConfig,
         parallel: ParallelState,
         *,
-        mtp_id: int = 0,
         dtype: torch.dtype,
         device: torch.device,
         kv_cache_dtype: str,
     ) -> None:
         super().__init__(
             config,
-            config.num_hidden_layers + mtp_id,
+            config.num_hidden_layers,
             parallel,
             dtype=dtype,
             device=device,
@@ -44,7 +43,7 @@ class MTPModule(Block):
         self.hnorm = RMSNorm(hidden, config.rms_norm_eps, device=device)
         self.norm = RMSNorm(hidden, config.rms_norm_eps, device=device)
         add_hyper_connection(self, "hc_head", config, device, is_head=True)
-        self._layer_id = config.num_hidden_layers + mtp_id
+        self._layer_id = config.num_hidden_layers
         self.num_streams = config.hc_mult
 
     def forward(self, batch: ForwardBatch, hidden: torch.Tensor, main: Transformer) -> torch.Tensor:

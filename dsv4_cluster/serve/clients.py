@@ -6,7 +6,7 @@ that starts a request returns as soon as the replica has taken it.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 
 from ray.serve.handle import DeploymentHandle
 
@@ -19,6 +19,7 @@ from dsv4_cluster.serve.errors import call_error
 from dsv4_cluster.serve.request_router import open_subscription, release_everywhere
 from dsv4_cluster.serve.step_stream import StepStream
 from dsv4_cluster.worker.detached import DetachedTasks
+from dsv4_cluster.worker.gang import abort_at
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class ServePrefillClient:
 
     async def _abandon(self, request_id: str, replica_id: str, call: "asyncio.Task[PrefillResult]") -> None:
         """Stop a prefill nobody waits for. It may be through already: then its lease has to go."""
-        await _abort_quietly(self._handle, request_id, replica_id)
+        await _abort_quietly(self._handle, self._replicas, request_id, replica_id)
         try:
             async with asyncio.timeout(ABANDON_TIMEOUT_S):
                 result = await call
@@ -103,7 +104,9 @@ class ServeDecodeClient:
             finally:
                 stream.forget(request_id)
                 if not is_finished:
-                    await asyncio.shield(self._tasks.start(_abort_quietly(self._handle, request_id, replica_id)))
+                    await asyncio.shield(
+                        self._tasks.start(_abort_quietly(self._handle, self._replicas, request_id, replica_id))
+                    )
 
     def end_idle_streams(self) -> None:
         """Close subscriptions to replicas that are gone or draining; a replica drains until its last call ends."""
@@ -162,16 +165,28 @@ class ServeDecodeClient:
                 await call
         except (TimeoutError, Dsv4Error) as err:
             logger.debug("%s: abandoned admission at %s: %s", request_id, replica_id, err)
-        await _abort_quietly(self._handle, request_id, replica_id)
+        await _abort_quietly(self._handle, self._replicas, request_id, replica_id)
 
 
-async def _abort_quietly(handle: DeploymentHandle, request_id: str, replica_id: str) -> None:
+async def _abort_quietly(
+    handle: DeploymentHandle, replicas: ReplicaDirectory, request_id: str, replica_id: str
+) -> None:
+    """Through Serve, or past it at the worker: Serve sends no calls to a replica that drains."""
+    if replicas.is_live(replica_id) and await _is_done(handle.abort.remote(request_id, replica_id=replica_id)):
+        return
+    # A replica that cannot be reached either way has lost the request, or drops it with the subscription.
+    if not await _is_done(abort_at(replicas.role_name, replica_id, request_id)):
+        logger.debug("%s: not aborted at %s", request_id, replica_id)
+
+
+async def _is_done(call: Awaitable[None]) -> bool:
     try:
         async with asyncio.timeout(ABORT_TIMEOUT_S):
-            await handle.abort.remote(request_id, replica_id=replica_id)
+            await call
     except Exception as err:
-        # A replica that cannot be reached has lost the request, or drops it with the subscription.
-        logger.debug("%s: abort at %s failed: %s", request_id, replica_id, call_error(err))
+        logger.debug("an abort failed: %s", call_error(err))
+        return False
+    return True
 
 
 def _noted(err: Dsv4Error, replicas: ReplicaDirectory, replica_id: str) -> Dsv4Error:

@@ -30,8 +30,8 @@ class KVTransport(Protocol):
         """Copy the segments into staging under a new lease; the tensors may be reused on return.
 
         segments: data [num_bytes] uint8, any device.
-        Raises: OverloadedError when `max_staged_bytes` would be exceeded (not retryable when one payload alone does);
-            KVTransferError when closed.
+        Raises: OverloadedError when `max_staged_bytes` would be exceeded, PromptTooLongError when this payload alone
+            does; KVTransferError when closed.
         """
         ...
 

@@ -46,7 +46,7 @@ class Publisher:
         """Stage the segments and lease them; expired leases are swept first.
 
         segments: data [num_bytes] uint8, any device.
-        Raises: OverloadedError, KVTransferError; nothing stays staged then.
+        Raises: OverloadedError, PromptTooLongError, KVTransferError; nothing stays staged then.
         """
         self.leases.sweep()
         segments = [replace(segment, data=segment.data.contiguous().cpu()) for segment in segments]

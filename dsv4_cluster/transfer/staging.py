@@ -11,7 +11,7 @@ import secrets
 import threading
 from collections.abc import Callable
 
-from dsv4_cluster.errors import KVTransferError, OverloadedError
+from dsv4_cluster.errors import KVTransferError, OverloadedError, PromptTooLongError
 
 # The size of a buffer is final, so that a peer's mapping of it cannot fault (SIGBUS).
 _SIZE_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -34,14 +34,18 @@ class StagingPool:
     def allocate(self, num_bytes: int) -> "StagingBuffer":
         """Return a new buffer with one holder.
 
-        Raises: OverloadedError when the total would exceed the limit; KVTransferError when the kernel refuses.
+        Raises: OverloadedError when the total would exceed the limit; PromptTooLongError when this payload alone does,
+        so that waiting cannot help; KVTransferError when the kernel refuses.
         """
+        if num_bytes > self._max_bytes:
+            raise PromptTooLongError(
+                f"a payload of {num_bytes} bytes is larger than transfer.max_staged_bytes={self._max_bytes}"
+            )
         with self._lock:
             if self._num_bytes + num_bytes > self._max_bytes:
                 raise OverloadedError(
                     f"payload of {num_bytes} bytes does not fit into transfer.max_staged_bytes={self._max_bytes} "
-                    f"with {self._num_bytes} bytes staged",
-                    retryable=num_bytes <= self._max_bytes,
+                    f"with {self._num_bytes} bytes staged"
                 )
             self._num_bytes += num_bytes
         try:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import ray
 
 from dsv4_cluster.clock import MonotonicClock
-from dsv4_cluster.errors import InvalidRequestError, OverloadedError, WorkerLostError
+from dsv4_cluster.errors import InvalidRequestError, OverloadedError, PromptTooLongError, WorkerLostError
 from dsv4_cluster.protocol.handoff import DecodeRequest, KVTicket, PrefillResult
 from dsv4_cluster.protocol.output import FinishReason, TokenChunk
 from dsv4_cluster.protocol.request import GenerationRequest
@@ -90,7 +90,8 @@ class EngineWorker:
         """Compute prompt and first token, publish the live cache and free its pages.
 
         An aborted request ends with a chunk whose finish_reason is ABORT and no ticket.
-        Raises: InvalidRequestError, OverloadedError, NonFiniteLogitsError, WorkerLostError.
+        Raises: InvalidRequestError, PromptTooLongError when the prompt's cache could not be handed over,
+            OverloadedError, NonFiniteLogitsError, WorkerLostError.
         """
         request_id = request.request_id
         received_s = self._clock.now_s()
@@ -99,10 +100,7 @@ class EngineWorker:
         # Registered before the engine knows the request: its first token may be on its way when `add` returns.
         self._prefills[request_id] = first_token = self._asyncio_loop.create_future()
         try:
-            # Between two steps: the rest of the running one counts against the deadline.
-            await self._in_engine(
-                lambda core: core.add(request.after(self._clock.now_s() - received_s), hold_after_prefill=True)
-            )
+            await self._in_engine(lambda core: self._add(core, request, received_s))
             chunk = await first_token
             if chunk.error is not None:
                 raise chunk.error
@@ -178,6 +176,18 @@ class EngineWorker:
 
     async def _in_engine(self, run: "Callable[[EngineCore], T]") -> T:
         return await asyncio.wrap_future(self._engine.submit(run))
+
+    def _add(self, core: "EngineCore", request: GenerationRequest, received_s: float) -> None:
+        """Refuse a prompt that could be computed and not published. What is left of the deadline counts from here."""
+        num_tokens = len(request.prompt_token_ids)
+        num_bytes = sum(shape.num_bytes for shape in core.live_segment_shapes(num_tokens))
+        limit = self._spec.transfer.max_staged_bytes
+        if request.sampling.max_tokens > 1 and num_bytes > limit:
+            raise PromptTooLongError(
+                f"the prompt has {num_tokens} tokens, whose cache takes {num_bytes} bytes to hand over; "
+                f"transfer.max_staged_bytes is {limit}"
+            )
+        core.add(request.after(self._clock.now_s() - received_s), hold_after_prefill=True)
 
     def _abort_in_engine(self, request_id: str) -> None:
         freed = self._engine.submit(lambda core: core.abort(request_id))

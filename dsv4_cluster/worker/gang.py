@@ -9,6 +9,7 @@ from ray.actor import ActorHandle
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from dsv4_cluster.errors import WorkerLostError
 from dsv4_cluster.protocol.routing import ReplicaSnapshot
 from dsv4_cluster.worker.engine_worker import EngineWorker
 from dsv4_cluster.worker.remote_errors import typed_error
@@ -87,13 +88,29 @@ class Gang:
         _kill(self._workers)
 
 
+def worker_name(role_name: str, replica_id: str, rank: int) -> str:
+    """Name of a rank's actor; the processes of one application share a namespace."""
+    return f"dsv4::{role_name}::{replica_id}::tp{rank}"
+
+
+async def abort_at(role_name: str, replica_id: str, request_id: str) -> None:
+    """Abort a request at the leader of a replica that calls no longer reach. Raises: WorkerLostError."""
+    try:
+        leader = await asyncio.to_thread(ray.get_actor, worker_name(role_name, replica_id, 0))
+        await leader.abort.remote(request_id)
+    except ValueError as err:  # no actor of this name
+        raise WorkerLostError(f"{role_name} worker of {replica_id} is gone") from err
+    except Exception as err:
+        raise typed_error(err, where=f"{role_name} worker") from err
+
+
 def _create_worker(spec: WorkerSpec, rank: int, *, replica_id: str) -> ActorHandle:
     group = get_current_placement_group()
     placement = {} if group is None else {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, 1 + rank)}
     handle = (
         ray.remote(EngineWorker)
         .options(
-            name=f"dsv4::{spec.role_name}::{replica_id}::tp{rank}",
+            name=worker_name(spec.role_name, replica_id, rank),
             num_cpus=spec.role.worker_num_cpus,
             num_gpus=spec.role.worker_num_gpus,
             max_restarts=0,  # a rank never comes back alone: the replica starts a new gang

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from dsv4_cluster.clock import Clock, MonotonicClock
+from dsv4_cluster.clock import MonotonicClock
 from dsv4_cluster.engine.core import EngineCore
 from dsv4_cluster.errors import WorkerLostError
 from dsv4_cluster.protocol.output import TokenChunk
@@ -43,10 +43,10 @@ class _Command(Generic[T]):
 class EngineLoop:
     """Runs one engine in one daemon thread."""
 
-    def __init__(self, core: EngineCore, callbacks: LoopCallbacks, *, clock: Clock | None = None) -> None:
+    def __init__(self, core: EngineCore, callbacks: LoopCallbacks) -> None:
         self._core = core
         self._callbacks = callbacks
-        self._clock = clock or MonotonicClock()
+        self._clock = MonotonicClock()
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # orders `submit` against the end of the loop: no command is left unanswered
         self._ended: BaseException | None = None

@@ -9,7 +9,7 @@ from tests.kit.scheduler_harness import SchedulerHarness
 
 arrivals = st.lists(
     # family (prompts of one family begin alike), tokens of that beginning, tokens of its own, answer,
-    # steps before the next one arrives, priority, tenant
+    # steps before the next one arrives, priority, tenant, steps before its first token may be chosen
     st.tuples(
         st.integers(0, 2),
         st.integers(0, 640),
@@ -18,6 +18,7 @@ arrivals = st.lists(
         st.integers(0, 40),
         st.integers(-1, 1),
         st.sampled_from("abc"),
+        st.sampled_from([0, 0, 1, 30]),
     ),
     min_size=1,
     max_size=12,
@@ -48,8 +49,9 @@ def test_every_request_finishes_whatever_arrives_and_leaves(
     )
     aborted = set()
     capacity = num_pages * PAGE_TOKENS
-    for i, (family, num_common, num_own, max_tokens, steps_before_next, priority, tenant) in enumerate(arrivals):
+    for i, (family, num_common, num_own, max_tokens, steps_before_next, priority, tenant, wait) in enumerate(arrivals):
         prompt = [*([family] * num_common), *([10 + i] * num_own)]
+        harness.num_waiting_steps[f"r{i}"] = wait
         harness.add(f"r{i}", prompt, min(max_tokens, capacity - len(prompt)), priority=priority, tenant=tenant)
         for _ in range(steps_before_next):
             harness.step()

@@ -5,6 +5,7 @@ from synchronous code; the processes of the cluster start afterwards and have th
 the cluster, as from any config file, because handles carry the settings of the process that builds them.
 """
 
+import json
 import os
 import shutil
 import socket
@@ -71,6 +72,25 @@ class LocalCluster:
         """POST /v1/completions."""
         body = {"model": MODEL, "prompt": prompt, **options}
         return httpx.post(f"{self.base_url}/v1/completions", json=body, timeout=WAIT_LIMIT_S)
+
+    def open_connection(self, *, stream: bool, max_tokens: int) -> socket.socket:
+        """A connection with an unfinished completion on it; closing it is a client that leaves."""
+        body = {
+            "model": MODEL,
+            "prompt": "go on",
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": stream,
+        }
+        content = json.dumps(body).encode()
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nHost: {self.base_url}\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(content)}\r\n\r\n"
+        )
+        connection = socket.create_connection((HOST, self.port))
+        connection.sendall(head.encode() + content)
+        return connection
 
 
 @contextmanager

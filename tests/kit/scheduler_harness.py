@@ -30,7 +30,13 @@ class SchedulerHarness:
     def __init__(self, num_pages: int, max_num_seqs: int, budget: int, **kv_fields) -> None:
         self.kv, self.residency = make_residency(KVConfig(num_pages=num_pages, **kv_fields), max_num_seqs)
         self.budget, self.max_num_seqs = budget, max_num_seqs
-        self.scheduler = Scheduler(self.residency, max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
+        self.scheduler = Scheduler(
+            self.residency,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            may_sample=lambda request_id: self.num_waiting_steps.get(request_id, 0) <= 0,
+        )
+        self.num_waiting_steps: dict[str, int] = {}  # by request id: steps until its next token may be chosen
         self.sequences: dict[str, Sequence] = {}
         self.finished: list[str] = []
 
@@ -54,7 +60,12 @@ class SchedulerHarness:
         plan = self.scheduler.plan()
         assert plan.num_tokens <= self.budget
         assert len(self.scheduler.running) <= self.max_num_seqs
-        assert plan.scheduled or not self.scheduler.has_work(), "work is left, yet nothing is computed"
+        is_waiting = any(self.num_waiting_steps.get(name, 0) > 0 for name in self.sequences)
+        assert plan.scheduled or is_waiting or not self.scheduler.has_work(), "work is left, yet nothing is computed"
+        assert not any(
+            chunk.samples and self.num_waiting_steps.get(chunk.request_id, 0) > 0 for chunk in plan.scheduled
+        )
+        self.num_waiting_steps = {name: left - 1 for name, left in self.num_waiting_steps.items()}
         for chunk in plan.scheduled:
             self._compute(self.sequences[chunk.request_id], chunk.start, chunk.end, chunk.samples)
         self.residency.check()

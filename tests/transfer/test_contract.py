@@ -12,6 +12,7 @@ from dsv4_cluster.errors import (
     LayoutMismatchError,
     LeaseExpiredError,
     OverloadedError,
+    PromptTooLongError,
     SegmentCorruptError,
     StaleEpochError,
 )
@@ -220,10 +221,10 @@ def test_staging_is_bounded_and_room_comes_back(pair):
 
 
 def test_a_payload_above_the_bound_is_refused_for_good(pair):
-    with pytest.raises(OverloadedError) as caught:
+    with pytest.raises(PromptTooLongError, match=f"{MAX_STAGED_BYTES + 1} bytes .*={MAX_STAGED_BYTES}") as caught:
         publish(pair, recipes=(Recipe("compressed", MAX_STAGED_BYTES + 1, 1),))
 
-    assert not caught.value.retryable
+    assert (caught.value.retryable, caught.value.http_status) == (False, 400)
     assert pair.publisher.state().num_staged_bytes == 0
 
 

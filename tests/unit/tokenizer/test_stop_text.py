@@ -10,6 +10,7 @@ from dsv4_cluster.tokenizer.stop_text import StopText, StopTextStream
 from tests.kit.codec import load_codec
 
 LETTERS = st.text(alphabet="ab🎉", max_size=14)
+TOKEN_IDS = {load_codec().text.token_bytes(i): i for i in range(load_codec().text.vocab_size)}
 STOPS = st.lists(st.text(alphabet="ab🎉", min_size=1, max_size=4), max_size=3)
 
 
@@ -68,6 +69,26 @@ def test_a_stop_string_inside_or_across_tokens_is_found(stop):
     assert stream.is_stopped
     assert shown + stream.finish() == f"one {stop} three".split(stop)[0]
     assert stream.num_released == len(shown)
+
+
+@settings(deadline=None, max_examples=200)
+@given(text=LETTERS, stops=STOPS, data=st.data())
+def test_the_result_does_not_depend_on_how_the_text_is_cut_into_tokens(text, stops, data):
+    """Tokens of single bytes cut characters and stop strings anywhere."""
+    spelling, ids, start = text.encode(), [], 0
+    while start < len(spelling):
+        fitting = [
+            spelling[start:end] for end in range(start + 1, len(spelling) + 1) if spelling[start:end] in TOKEN_IDS
+        ]
+        piece = data.draw(st.sampled_from(fitting))
+        ids.append(TOKEN_IDS[piece])
+        start += len(piece)
+    stream = StopTextStream(load_codec().text, stops)
+
+    shown = "".join([stream.push(token_id) for token_id in ids])
+    shown += stream.finish()
+
+    assert (shown, stream.is_stopped) == run(list(text), stops)
 
 
 def test_a_half_character_at_the_end_is_flushed():

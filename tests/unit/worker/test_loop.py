@@ -4,14 +4,19 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+import torch
 
+from dsv4_cluster.clock import ManualClock
 from dsv4_cluster.config.engine_config import EngineConfig
 from dsv4_cluster.config.kv_config import KVConfig
 from dsv4_cluster.config.speculation_config import SpeculationConfig
+from dsv4_cluster.config.transfer_config import TransferConfig
 from dsv4_cluster.engine.core import EngineCore
 from dsv4_cluster.errors import InvalidRequestError, WorkerLostError
+from dsv4_cluster.kv.snapshot import LiveSegment
 from dsv4_cluster.protocol.output import TokenChunk
 from dsv4_cluster.protocol.request import GenerationRequest, SamplingParams, StopParams
+from dsv4_cluster.transfer.local import LocalTransport
 from dsv4_cluster.worker.loop import EngineLoop, LoopCallbacks
 
 WAIT_S = 30.0
@@ -95,6 +100,29 @@ def test_what_a_command_raises_reaches_its_caller_and_the_loop_goes_on(loop):
 
 def test_housekeeping_runs_on_an_idle_engine(loop, recorder):
     assert recorder.housekept.wait(WAIT_S)
+
+
+def test_a_payload_that_nobody_fetches_goes_with_its_lease_on_an_idle_engine(core):
+    """A router that dies right after its prefill leaves such a payload behind."""
+    clock = ManualClock()
+    config = TransferConfig(backend="local", lease_s=60)
+    transport = LocalTransport(config, clock)
+    segment = LiveSegment(
+        pool="window", layer_start=0, layer_end=1, num_rows=1, data=torch.zeros(64, dtype=torch.uint8)
+    )
+    transport.publish(request_id="r", epoch=0, layout_id="L", num_tokens=1, segments=[segment])
+    swept = threading.Event()
+    callbacks = LoopCallbacks(lambda _: None, lambda: None, lambda _: None, lambda: transport.sweep() and swept.set())
+    loop = EngineLoop(core, callbacks)
+
+    loop.start()
+    clock.advance(59.0)
+    is_early = swept.wait(0.1)
+    clock.advance(1.0)
+
+    assert swept.wait(WAIT_S) and not is_early
+    assert (transport.num_leases, transport.num_staged_bytes) == (0, 0)
+    loop.stop(WAIT_S)
 
 
 def test_a_failing_step_ends_the_loop_and_answers_everybody(core, recorder):
