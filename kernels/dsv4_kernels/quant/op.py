@@ -154,20 +154,21 @@ def dequantise_block_fp8(
     scale: torch.Tensor,
     dtype: torch.dtype = torch.float32,
     *,
+    block: int = _WEIGHT_BLOCK,
     offset: tuple[int, int] = (0, 0),
     impl: str = AUTO,
 ) -> torch.Tensor:
-    """Dequantise a weight, or a slice of one, with one scale per 128 x 128 tile.
+    """Dequantise a weight, or a slice of one, with one scale per block x block tile.
 
     values: [out, in] float8_e4m3fn. scale: [tiles, tiles] that cover the slice, uint8 or float8_e8m0fnu bytes, or
     fp32 multipliers. offset: row and column of values[0, 0] within the first tile. Returns: [out, in] of `dtype`.
     Raises: ValueError when the scales do not cover the values exactly. Source: spec 2.2.
     """
-    expected = tuple(-(-(size + start) // _WEIGHT_BLOCK) for size, start in zip(values.shape, offset, strict=True))
+    expected = tuple(-(-(size + start) // block) for size, start in zip(values.shape, offset, strict=True))
     if tuple(scale.shape) != expected:
         raise ValueError(f"scale has shape {tuple(scale.shape)}, expected {expected} for {tuple(values.shape)}")
     module = implementation("quant", values.device, values.dtype, impl)
-    return module.dequantise_block_fp8(values, _multiplier(scale), dtype, _WEIGHT_BLOCK, offset)
+    return module.dequantise_block_fp8(values, _multiplier(scale), dtype, block, offset)
 
 
 def _check_groups(x: torch.Tensor, group: int) -> None:
