@@ -16,7 +16,7 @@ _PROMPT_FIELDS = frozenset(
 )
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "container": (),
-    "context_management": (),
+    "context_management": ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
     "inference_geo": (),
     "mcp_servers": ([],),
     "service_tier": ("auto", "standard_only"),

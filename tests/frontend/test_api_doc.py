@@ -33,7 +33,7 @@ def rows_of(path: str) -> dict[str, tuple[str, str]]:
 
 def neutral_values(meaning: str) -> list:
     values = re.findall(r"`([^`]*)`|\b(\d+)\b", meaning)
-    return [json.loads(quoted) if quoted[:1] == "[" else quoted or int(number) for quoted, number in values]
+    return [json.loads(quoted) if quoted[:1] in ("[", "{") else quoted or int(number) for quoted, number in values]
 
 
 @pytest.mark.parametrize("path", TABLES)

@@ -273,3 +273,28 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_error_event(claude, service):
 
     error = caught.value.body["error"]
     assert (error["type"], error["message"]) == ("overloaded_error", "decode worker died")
+
+
+def test_the_requests_of_coding_agents_are_taken(http, service):
+    mark = {"cache_control": {"type": "ephemeral"}}
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **WEATHER["input_schema"]}
+    body = {
+        "model": MODEL,
+        "max_tokens": 2000,
+        "stream": True,
+        "system": [{"type": "text", "text": "You are an agent.", **mark}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "hi", **mark}]},
+            {"role": "system", "content": "Be quick."},
+        ],
+        "tools": [{**WEATHER, "input_schema": schema, "eager_input_streaming": True, **mark}],
+        "metadata": {"user_id": "user_1_session_2"},
+        "thinking": {"type": "adaptive"},
+        "output_config": {"effort": "high"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    }
+
+    answer = http.post("/v1/messages?beta=true", json=body, headers={"anthropic-beta": "a,b", "x-app": "cli"})
+
+    assert answer.status_code == 200 and "message_stop" in answer.text
+    assert "Be quick." in load_codec().text.decode(service.requests[0].prompt_token_ids)

@@ -285,3 +285,37 @@ def test_leaving_the_stream_aborts_and_keeps_nothing(client, service):
     assert (service.num_aborted, service.num_ended) == (1, 0)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(response_id)
+
+
+def test_the_requests_of_coding_agents_are_taken(http, service):
+    patch = "*** Begin Patch\n+a\n*** End Patch"
+    call = CALL.replace("get_weather", "apply_patch").replace("city", "input").replace("Paris", patch)
+    service.script = says("hm</think>" + call)
+    body = {
+        "model": MODEL,
+        "instructions": "You are an agent.",
+        "input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "patch it"}]}],
+        "tools": [
+            {
+                "type": "custom",
+                "name": "apply_patch",
+                "format": {"type": "grammar", "syntax": "lark", "definition": ""},
+            },
+            {**WEATHER, "strict": False},
+            {"type": "web_search", "external_web_access": True},
+        ],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "high", "summary": "auto"},
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "session",
+    }
+
+    output = http.post("/v1/responses", json=body).json()["output"]
+    result = {"type": "custom_tool_call_output", "call_id": output[-1]["call_id"], "output": "Success."}
+    again = http.post("/v1/responses", json={**body, "input": [*body["input"], *output, result], "stream": True})
+
+    assert (output[-1]["type"], output[-1]["input"]) == ("custom_tool_call", patch)
+    assert again.status_code == 200
+    assert f">{patch}<" in prompt_of(service.requests[1]) and "Success." in prompt_of(service.requests[1])
