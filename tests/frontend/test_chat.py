@@ -194,3 +194,18 @@ def test_the_response_id_and_the_request_id_header_belong_together(client, servi
     answer = raw.parse()
     assert answer.id == raw.headers["x-request-id"].replace("req-", "chatcmpl-")
     assert service.requests[0].request_id == answer.id
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_end_of_a_tool_block_aborts_the_generation(client, service, stream):
+    block = '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="f">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>'
+    service.script = lambda _: [*chunks_of(tokens_of(f"{block} and more"), finish=FinishReason.LENGTH)[:-1], HANG]
+    tool = {"type": "function", "function": {"name": "f"}}
+
+    answer = ask(client, tools=[tool], stream=stream, n=2)
+    reasons = [choice.finish_reason for part in answer for choice in part.choices] if stream else []
+    reasons = [reason for reason in reasons if reason] or [choice.finish_reason for choice in answer.choices]
+
+    assert reasons == ["tool_calls"] * 2
+    service.wait_until_over(2)
+    assert (service.num_aborted, service.num_ended) == (2, 0)

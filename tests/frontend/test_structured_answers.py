@@ -120,3 +120,31 @@ def test_an_answer_cut_short_is_reported_as_length(toy):
     choice = _choice(toy, response_format={"type": "regex", "regex": "[ab]{200}"}, max_tokens=4, **OFF)
 
     assert choice["finish_reason"] == "length"
+
+
+def test_a_completion_has_the_form_that_is_asked_for(toy):
+    body = {"model": MODEL, "prompt": "The answer is ", "max_tokens": 400, "seed": 3}
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+
+    as_json = toy.post("/v1/completions", json={**body, "response_format": schema}).json()["choices"][0]["text"]
+    pattern = {"type": "regex", "regex": "[ab]{3}-[0-9]{2}"}
+    as_regex = toy.post("/v1/completions", json={**body, "response_format": pattern}).json()["choices"][0]["text"]
+
+    assert json.loads(as_json)["n"] in SCHEMA["properties"]["n"]["enum"]
+    assert re.fullmatch("[ab]{3}-[0-9]{2}", as_regex)
+
+
+def test_echoed_logprobs_do_not_depend_on_what_follows(toy):
+    body = {"model": MODEL, "logprobs": 2, "echo": True, "max_tokens": 0}
+    ids = [5, 6, 7, 8, 9, 10, 11]
+
+    short, whole = (
+        toy.post("/v1/completions", json={**body, "prompt": prompt}).json()["choices"][0]["logprobs"]
+        for prompt in (ids[:4], ids)
+    )
+
+    assert [len(part["token_logprobs"]) for part in (short, whole)] == [4, 7]
+    assert short["token_logprobs"][0] is whole["token_logprobs"][0] is None
+    assert whole["token_logprobs"][1:4] == pytest.approx(short["token_logprobs"][1:], abs=1e-4)
+    assert all(value < 0 for value in whole["token_logprobs"][1:])
+    assert all(len(top) in (2, 3) for top in whole["top_logprobs"][1:])
