@@ -32,7 +32,7 @@ _IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "quant": ("triton", "reference"),
     "rope": ("triton", "native", "reference"),
     "router": ("triton", "reference"),
-    "sampling": ("reference",),
+    "sampling": ("triton", "reference"),
     "transfer": ("triton", "reference"),
 }
 

@@ -1,0 +1,198 @@
+"""Sampling in Triton, four launches without a host sync, whatever the rows ask for.
+
+1. per row and tile of the vocabulary: maximum, its id, sum of exp; 2. per row: the cut of top_k, top_p and min_p
+(`triton_cut.py`), at once for rows without; 3. per row and span of tiles: the best logit plus noise among what is left;
+4. per row: the best span. The two logarithms of the noise are taken only in tiles where a token can still win: noise
+with uniform u exceeds n only if u <= exp(-n), which costs one exp2. Tokens are those of the reference, bit for bit.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+import torch
+import triton
+import triton.language as tl
+
+from dsv4_kernels.sampling import reference
+from dsv4_kernels.sampling.triton_cut import HEAD, find_cut, scaled_bits
+from dsv4_kernels.sampling.triton_edits import add_bias, apply_bitmask, apply_penalties, ban_tokens
+from dsv4_kernels.sampling.triton_logprobs import token_logprobs
+from dsv4_kernels.sampling.triton_noise import gumbel, noise_bits, noise_state
+
+__all__ = [
+    "add_bias",
+    "apply_bitmask",
+    "apply_penalties",
+    "ban_tokens",
+    "gumbel_noise",
+    "sample",
+    "token_logprobs",
+    "verify_drafts",
+]
+
+_TILE = 4096  # tokens of one program of the first pass
+_NOISE_TILE = 1024  # tokens whose noise is formed together
+_SPAN_TILES = 8  # noise tiles of one program: the later ones profit from the best of the earlier ones
+
+_LOWEST = tl.constexpr(-(2**63))
+_INF_BITS = tl.constexpr(0x7F800000)
+_LOG2_E = tl.constexpr(1.4426950408889634)
+
+verify_drafts = reference.verify_drafts  # a handful of integers; no sync in torch's form either
+
+
+def gumbel_noise(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    noise = torch.empty(seeds.shape[0], vocab_size, dtype=torch.float32, device=seeds.device)
+    if noise.numel():
+        grid = (seeds.shape[0], triton.cdiv(vocab_size, _NOISE_TILE))
+        _noise_kernel[grid](seeds, positions, noise, vocab_size, TILE=_NOISE_TILE, num_warps=4)
+    return noise
+
+
+def sample(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_p: torch.Tensor,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+    *,
+    top_k: torch.Tensor | None,
+    min_p: torch.Tensor | None,
+) -> torch.Tensor:
+    num_rows, vocab_size = logits.shape
+    device = logits.device
+    token_ids = torch.empty(num_rows, dtype=torch.int64, device=device)
+    if num_rows == 0:
+        return token_ids
+    logits = logits.contiguous()
+    num_tiles = triton.cdiv(vocab_size, _TILE)
+    maxima = torch.empty(num_rows, num_tiles, dtype=torch.float32, device=device)
+    masses = torch.empty_like(maxima)
+    best_ids = torch.empty(num_rows, num_tiles, dtype=torch.int32, device=device)
+    _tile_kernel[(num_rows, num_tiles)](
+        logits, temperature, maxima, best_ids, masses, vocab_size, num_tiles, TILE=_TILE, num_warps=4
+    )
+    row_most = torch.empty(num_rows, dtype=torch.float32, device=device)
+    row_best = torch.empty(num_rows, dtype=torch.int32, device=device)
+    cuts = torch.empty(num_rows, 2, dtype=torch.int32, device=device)
+    head = torch.empty(num_rows, HEAD, dtype=torch.int32, device=device)
+    _cut_kernel[(num_rows,)](
+        logits, temperature, top_k, top_p, min_p, maxima, best_ids, masses, head, row_most, row_best, cuts, vocab_size,
+        num_tiles, TILES=triton.next_power_of_2(num_tiles), TILE=_TILE, HEAD=HEAD, num_warps=8,
+    )  # fmt: skip
+    num_spans = triton.cdiv(vocab_size, _NOISE_TILE * _SPAN_TILES)
+    keys = torch.empty(num_rows, num_spans, dtype=torch.int64, device=device)
+    _choose_kernel[(num_rows, num_spans)](
+        logits, temperature, seeds, positions, row_most, row_best, cuts, keys, vocab_size, num_spans, TILE=_NOISE_TILE,
+        TILES=_SPAN_TILES, num_warps=4,
+    )  # fmt: skip
+    _finish_kernel[(num_rows,)](
+        keys, temperature, row_best, token_ids, num_spans, SPANS=triton.next_power_of_2(num_spans), num_warps=1
+    )
+    return token_ids
+
+
+@triton.jit
+def _noise_kernel(seeds, positions, noise, vocab_size, TILE: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    token = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    state = noise_state(tl.load(seeds + row), tl.load(positions + row))
+    tl.store(noise + row * vocab_size + token, gumbel(noise_bits(state, token.to(tl.int64))), mask=token < vocab_size)
+
+
+@triton.jit
+def _tile_kernel(
+    logits, temperature, maxima, best_ids, masses, vocab_size, num_tiles, TILE: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1)
+    token = tile * TILE + tl.arange(0, TILE)
+    x = tl.load(logits + row * vocab_size + token, mask=token < vocab_size, other=float("-inf"))
+    most = tl.max(x, axis=0)
+    at = row * num_tiles + tile
+    tl.store(maxima + at, most)
+    tl.store(best_ids + at, tl.min(tl.where(x == most, token, vocab_size), axis=0))
+    heat = tl.load(temperature + row)
+    if heat > 0:
+        weight = tl.exp((x - most) / heat)
+        tl.store(masses + at, tl.sum(tl.where(x > float("-inf"), weight, 0.0), axis=0))
+
+
+@triton.jit
+def _cut_kernel(
+    logits, temperature, top_k, top_p, min_p, maxima, best_ids, masses, head, row_most, row_best, cuts, vocab_size,
+    num_tiles, TILES: tl.constexpr, TILE: tl.constexpr, HEAD: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.arange(0, TILES)
+    at = row * num_tiles + tile
+    maximum = tl.load(maxima + at, mask=tile < num_tiles, other=float("-inf"))
+    most = tl.max(maximum, axis=0)
+    best = tl.load(best_ids + at, mask=(tile < num_tiles) & (maximum == most), other=2**31 - 1)
+    tl.store(row_most + row, most)
+    tl.store(row_best + row, tl.minimum(tl.min(best, axis=0), vocab_size - 1))  # a row of NaN has no best token
+    heat = tl.load(temperature + row)
+    k = vocab_size
+    if top_k is not None:
+        k = tl.load(top_k + row).to(tl.int32)
+    p = tl.load(top_p + row)
+    least = 0.0 * p
+    if min_p is not None:
+        least = tl.load(min_p + row)
+    limit = _INF_BITS + 0 * vocab_size
+    last_id = vocab_size
+    if (heat > 0) & (((k > 0) & (k < vocab_size)) | (p < 1.0) | (least > 0.0)):
+        mass = tl.load(masses + at, mask=(tile < num_tiles) & (maximum > float("-inf")), other=0.0)
+        shift = tl.where(maximum > float("-inf"), (maximum - most) / heat, 0.0)
+        total = tl.sum((mass * tl.exp(shift)).to(tl.float64), axis=0)
+        limit, last_id = find_cut(
+            logits + row * vocab_size, head + row * HEAD, vocab_size, most, total, heat, k, p, least, TILE, HEAD
+        )
+    tl.store(cuts + row * 2, limit)
+    tl.store(cuts + row * 2 + 1, last_id)
+
+
+@triton.jit
+def _choose_kernel(
+    logits, temperature, seeds, positions, row_most, row_best, cuts, keys, vocab_size, num_spans,
+    TILE: tl.constexpr, TILES: tl.constexpr,
+):  # fmt: skip
+    """keys[row, span]: the best sum of scaled logit and noise in order-preserving bits, then the lower id."""
+    row = tl.program_id(0).to(tl.int64)
+    span = tl.program_id(1)
+    heat = tl.load(temperature + row)
+    if heat > 0:
+        most = tl.load(row_most + row)
+        limit, last_id = tl.load(cuts + row * 2), tl.load(cuts + row * 2 + 1)
+        state = noise_state(tl.load(seeds + row), tl.load(positions + row))
+        # The most probable token always stays, and its sum is one that the winner reaches.
+        best = gumbel(noise_bits(state, tl.load(row_best + row).to(tl.int64)))
+        key = _LOWEST + 0 * row
+        for step in range(TILES):
+            token = (span * TILES + step) * TILE + tl.arange(0, TILE)
+            x = tl.load(logits + row * vocab_size + token, mask=token < vocab_size, other=float("-inf"))
+            own = scaled_bits(x, most, heat)
+            is_kept = (token < vocab_size) & ((own < limit) | ((own == limit) & (token <= last_id)))
+            bits = noise_bits(state, token.to(tl.int64))
+            scaled = -own.to(tl.float32, bitcast=True)
+            # 1e-5: rounding of exp2 and of the sums, generously. 2^-32 u is within 2^-33 of the uniform itself.
+            most_uniform = tl.exp2((scaled - best) * _LOG2_E) * (1.0 + 1e-5) + 2.0**-32
+            can_win = is_kept & (bits.to(tl.float32) * (2.0**-32) <= most_uniform)
+            if tl.max(can_win.to(tl.int32), axis=0) != 0:
+                value = scaled + gumbel(bits)
+                ordered = value.to(tl.int32, bitcast=True)
+                ordered = tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered).to(tl.int64)
+                here = tl.where(can_win, (ordered << 32) | (0x7FFFFFFF - token).to(tl.int64), _LOWEST)
+                key = tl.maximum(key, tl.max(here, axis=0))
+                best = tl.maximum(best, tl.max(tl.where(can_win, value, float("-inf")), axis=0))
+        tl.store(keys + row * num_spans + span, key)
+
+
+@triton.jit
+def _finish_kernel(keys, temperature, row_best, token_ids, num_spans, SPANS: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    span = tl.arange(0, SPANS)
+    token = tl.load(row_best + row).to(tl.int64)
+    if tl.load(temperature + row) > 0:
+        key = tl.max(tl.load(keys + row * num_spans + span, mask=span < num_spans, other=_LOWEST), axis=0)
+        token = tl.where(key == _LOWEST, token, 0x7FFFFFFF - (key & 0x7FFFFFFF))
+    tl.store(token_ids + row, token)
