@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from dsv4_kernels.gemm.fp8 import Fp8Weight, fp8_linear, make_fp8_weight
-from dsv4_kernels.gemm.fp8.triton_impl import MAX_STREAM_ROWS, num_parts
+from dsv4_kernels.gemm.fp8.triton_impl import MAX_STREAM_ROWS, Config, num_parts
+from dsv4_kernels.gemm.fp8.triton_impl import fp8_linear as run_triton
 from dsv4_kernels.quant import Fp8Rows, dequantise_block_fp8, dequantise_fp8, quantise_fp8
 from dsv4_kernels.testing import assert_within, relative_error, unit_roundoff
 from tests.kit.kernel_checks import (
@@ -75,6 +76,17 @@ def test_a_row_has_the_same_bits_in_any_batch_of_its_range(triton_device, genera
 
     assert num_parts(weight) > 1 and MAX_STREAM_ROWS == 64
     assert_batch_invariant(lambda x: fp8_linear(x, weight, impl="triton"), (x,), batched=[0], rows=rows)
+
+
+@pytest.mark.parametrize("config", [Config(halves=2), Config(tile_rows=64, halves=2, num_warps=4)])
+@pytest.mark.parametrize("num_rows", [128, 512])
+def test_every_tile_gives_the_same_bits(triton_device, generator, config, num_rows):
+    weight = _weight(num_rows, 256, generator, triton_device)
+    rows = Fp8Rows(*quantise_fp8(torch.randn(150, 256, generator=generator).to(triton_device), 128))
+
+    y = run_triton(rows.values, rows.scales, weight, torch.bfloat16, config)
+
+    assert same_bits(y, fp8_linear(rows, weight, impl="triton"))
 
 
 def test_fp32_scales_that_are_no_powers_of_two_are_kept(triton_device, generator):

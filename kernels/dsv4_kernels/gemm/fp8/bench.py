@@ -37,12 +37,12 @@ def _decode(
 
 
 def _prefill(name: str, num_rows: int, num_columns: int, groups: int, tokens: int) -> KernelCase:
-    tiles = ((128, 128, 8, 3), (64, 128, 4, 3), (64, 128, 4, 4), (64, 256, 8, 3), (128, 64, 4, 3))
+    options = ((128, 64, 2, 4, 3), (128, 128, 2, 8, 3), (128, 128, 1, 8, 3), (64, 128, 1, 4, 3), (128, 64, 2, 8, 4))
     variants = {
-        f"tile {a} x {b} warps {c} stages {d}": _run(
-            "triton", {"tile_tokens": a, "tile_rows": b, "num_warps": c, "num_stages": d}
+        f"tile {a} x {b} x {c} warps {d} stages {e}": _run(
+            "triton", {"tile_tokens": a, "tile_rows": b, "halves": c, "num_warps": d, "num_stages": e}
         )
-        for a, b, c, d in tiles
+        for a, b, c, d, e in options
     }
     variants["torch"] = _run("torch", {})
     target, stretch = 900e12 / _LIBRARY_FP8, 1100e12 / _LIBRARY_FP8

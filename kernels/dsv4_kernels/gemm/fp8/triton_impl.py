@@ -21,6 +21,7 @@ class Config:
 
     tile_tokens: int = 128
     tile_rows: int = 128
+    halves: int = 1  # of tile_rows each
     num_warps: int = 8
     num_stages: int = 4
     stream_stages: int = 7
@@ -61,10 +62,11 @@ def _stream(values: torch.Tensor, scales: torch.Tensor, weight: Fp8Weight, out: 
 
 def _tiles(values: torch.Tensor, scales: torch.Tensor, weight: Fp8Weight, out: torch.Tensor, config: Config) -> None:
     num_rows, num_columns = weight.values.shape
-    grid = (triton.cdiv(values.shape[0], config.tile_tokens) * (num_rows // config.tile_rows),)
+    halves = config.halves if weight.rows_per_group % (config.halves * config.tile_rows) == 0 else 1
+    grid = (triton.cdiv(values.shape[0], config.tile_tokens) * (num_rows // (config.tile_rows * halves)),)
     tile_kernel[grid](
         values, scales, weight.values, weight.scales, out, values.shape[0], num_columns=num_columns,
         rows_per_group=weight.rows_per_group, num_groups=weight.num_groups, tokens=config.tile_tokens,
-        rows=config.tile_rows, use_ptx=uses_ptx(values), launch_pdl=uses_ptx(values), num_warps=config.num_warps,
+        rows=config.tile_rows, halves=halves, use_ptx=uses_ptx(values), launch_pdl=uses_ptx(values), num_warps=config.num_warps,
         num_stages=config.num_stages,
     )  # fmt: skip

@@ -72,12 +72,12 @@ def stream_kernel(
 def tile_kernel(
     x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, out_ptr, num_tokens, num_columns: tl.constexpr,
     rows_per_group: tl.constexpr, num_groups: tl.constexpr, tokens: tl.constexpr, rows: tl.constexpr,
-    use_ptx: tl.constexpr,
+    halves: tl.constexpr, use_ptx: tl.constexpr,
 ):  # fmt: skip
-    """One tile of `tokens` rows and `rows` columns of the output."""
+    """`tokens` rows and `halves` times `rows` columns of the output; halves take turns with a product's registers."""
     wait_for_previous(use_ptx)
     num_blocks: tl.constexpr = num_columns // 128
-    num_row_tiles: tl.constexpr = num_groups * rows_per_group // rows
+    num_row_tiles: tl.constexpr = num_groups * rows_per_group // (rows * halves)
     program = tl.program_id(0)
     num_token_tiles = tl.cdiv(num_tokens, tokens)
     column = program // (_TILE_COLUMN * num_row_tiles)  # of token tiles
@@ -88,23 +88,32 @@ def tile_kernel(
 
     token = token_tile * tokens + tl.arange(0, tokens)
     source = tl.minimum(token, num_tokens - 1).to(tl.int64)
-    row = row_tile * rows + tl.arange(0, rows)
-    group = row_tile * rows // rows_per_group
+    first_row = row_tile * (rows * halves)
+    row = first_row + tl.arange(0, rows)
+    group = first_row // rows_per_group
     x_ptrs = x_ptr + (source * num_groups + group)[:, None] * num_columns + tl.arange(0, 128)[None, :]
     w_ptrs = w_ptr + row[None, :].to(tl.int64) * num_columns + tl.arange(0, 128)[:, None]
     x_scale_ptrs = x_scale_ptr + (source * num_groups + group) * num_blocks
-    w_scale_ptrs = w_scale_ptr + row_tile * rows // 128 * num_blocks
+    w_scale_ptrs = w_scale_ptr + first_row // 128 * num_blocks
+    other_scale_ptrs = w_scale_ptr + (first_row + rows) // 128 * num_blocks
     total = tl.zeros((tokens, rows), tl.float32)
+    other = tl.zeros((tokens, rows), tl.float32)
     code = tl.load(x_scale_ptrs)
     w_scale = tl.load(w_scale_ptrs)
+    other_scale = tl.load(other_scale_ptrs) if halves == 2 else 0.0
     for block in range(num_blocks):
-        product = tl.dot(tl.load(x_ptrs), tl.load(w_ptrs))
-        scale = (code.to(tl.int32) << 23).to(tl.float32, bitcast=True) * w_scale
-        following = tl.minimum(block + 1, num_blocks - 1)
-        code = tl.load(x_scale_ptrs + following)
+        x = tl.load(x_ptrs)
+        x_scale = (code.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+        total += tl.dot(x, tl.load(w_ptrs)) * (x_scale * w_scale)[:, None]
+        following = tl.minimum(block + 1, num_blocks - 1)  # one block ahead: these small reads are not pipelined
         w_scale = tl.load(w_scale_ptrs + following)
-        total += product * scale[:, None]
+        if halves == 2:
+            other += tl.dot(x, tl.load(w_ptrs + rows * num_columns)) * (x_scale * other_scale)[:, None]
+            other_scale = tl.load(other_scale_ptrs + following)
+        code = tl.load(x_scale_ptrs + following)
         x_ptrs += 128
         w_ptrs += 128
     at = token[:, None].to(tl.int64) * (num_groups * rows_per_group) + row[None, :]
     tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=(token < num_tokens)[:, None])
+    if halves == 2:
+        tl.store(out_ptr + at + rows, other.to(out_ptr.dtype.element_ty), mask=(token < num_tokens)[:, None])

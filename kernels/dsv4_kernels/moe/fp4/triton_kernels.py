@@ -66,11 +66,10 @@ def gate_up_kernel(
     if expert >= 0:
         first = tl.load(tile_first_ptr + item)
         num_rows = tl.load(tile_rows_ptr + item)
-        both = _product(
+        gate, up = _product(
             rows_ptr, scale_tiles_ptr, first, item, words_ptr, exponents_ptr, block_exponent_ptr, weight_tile,
-            num_columns, 256, tokens, is_folded, use_ptx,
+            num_columns, 2, tokens, is_folded, use_ptx,
         )  # fmt: skip
-        gate, up = tl.split(both.reshape(2, 128, tokens).permute(1, 2, 0))
         gate = tl.minimum(gate, limit)
         up = tl.minimum(tl.maximum(up, -limit), limit)
         column = tl.arange(0, tokens)
@@ -99,9 +98,9 @@ def down_kernel(
     if expert >= 0:
         first = tl.load(tile_first_ptr + item)
         num_rows = tl.load(tile_rows_ptr + item)
-        product = _product(
+        product, _ = _product(
             hidden_ptr, hidden_scale_tiles_ptr, first, item, words_ptr, exponents_ptr, block_exponent_ptr, weight_tile,
-            num_columns, 128, tokens, is_folded, use_ptx,
+            num_columns, 1, tokens, is_folded, use_ptx,
         )  # fmt: skip
         column = tl.arange(0, tokens)
         is_row = column < num_rows
@@ -149,22 +148,25 @@ def quantise(x, axis: tl.constexpr):
 @triton.jit
 def _product(
     rows_ptr, scale_tiles_ptr, first, item, words_ptr, exponents_ptr, block_exponent_ptr, weight_tile,
-    num_columns: tl.constexpr, rows: tl.constexpr, tokens: tl.constexpr, is_folded: tl.constexpr,
+    num_columns: tl.constexpr, halves: tl.constexpr, tokens: tl.constexpr, is_folded: tl.constexpr,
     use_ptx: tl.constexpr,
 ):  # fmt: skip
-    """A weight tile's rows times the activations first, first + 1, ... Returns: [rows, tokens] fp32.
+    """A weight tile of 128 or 2 x 128 rows times the activations first, first + 1, ...
 
-    Columns behind the work item's rows hold other or undefined rows: a column never enters another.
+    Columns behind the work item's rows hold other or undefined rows: a column never enters another. The halves share
+    the activations and take turns with the registers of a product. Returns: two blocks [128, tokens] fp32.
     """
     num_blocks: tl.constexpr = num_columns // 128
+    tile_rows: tl.constexpr = 128 * halves
     column = tl.arange(0, tokens)
-    weight_row = tl.arange(0, rows // 2)[:, None] + tl.arange(0, 2)[None, :] * (rows // 2)  # packed order
+    weight_row = tl.arange(0, 64)[:, None] + tl.arange(0, 2)[None, :] * (64 * halves)  # packed order; half 1 is 64 on
     block = weight_tile * num_blocks
     row_ptr = rows_ptr + first.to(tl.int64) * num_columns
     scale_ptr = scale_tiles_ptr + item.to(tl.int64) * (num_blocks * tokens)
-    word_ptr = words_ptr + block * (rows * 16)
-    exponent_ptr = exponents_ptr + block * rows
-    total = tl.zeros((rows, tokens), tl.float32)
+    word_ptr = words_ptr + block * (tile_rows * 16)
+    exponent_ptr = exponents_ptr + block * tile_rows
+    total = tl.zeros((128, tokens), tl.float32)
+    other = tl.zeros((128, tokens), tl.float32)
     if is_folded:
         x_ptrs = row_ptr + column[None, :] * num_columns + tl.arange(0, 128)[:, None]
         word_ptrs = word_ptr + weight_row[:, :, None] * 16 + tl.arange(0, 16)[None, None, :]
@@ -172,24 +174,37 @@ def _product(
         scale_ptrs = scale_ptr + column
         scale = tl.load(scale_ptrs) + tl.load(block_exponent_ptr + block)
         for k in range(num_blocks):
-            weights = unpack_tile(tl.load(word_ptrs), tl.load(exponent_ptrs), rows, use_ptx)
-            partial = tl.dot(weights, tl.load(x_ptrs))
-            total += partial * scale.to(tl.float32, bitcast=True)[None, :]
+            x = tl.load(x_ptrs)
+            factor = scale.to(tl.float32, bitcast=True)[None, :]
+            weights = unpack_tile(tl.load(word_ptrs), tl.load(exponent_ptrs), 128, use_ptx)
+            total += tl.dot(weights, x) * factor
+            if halves == 2:
+                weights = unpack_tile(tl.load(word_ptrs + 64 * 16), tl.load(exponent_ptrs + 64), 128, use_ptx)
+                other += tl.dot(weights, x) * factor
             following = tl.minimum(k + 1, num_blocks - 1)  # one block ahead: these small reads are not pipelined
             scale = tl.load(scale_ptrs + following * tokens) + tl.load(block_exponent_ptr + block + following)
             x_ptrs += 128
-            word_ptrs += rows * 16
-            exponent_ptrs += rows
+            word_ptrs += tile_rows * 16
+            exponent_ptrs += tile_rows
     else:
-        plain_row = tl.arange(0, rows)
-        in_order = plain_row // 8 % 2 * (rows // 2) + plain_row // 16 * 8 + plain_row % 8
         group_words = word_ptr + weight_row[:, :, None] * 16 + 4 * tl.arange(0, 4)[None, None, :]
         group_x = row_ptr + column[None, :] * num_columns + tl.arange(0, 32)[:, None]
         for k in range(num_blocks * 4):
-            weights = unpack_group(tl.load(group_words + k // 4 * (rows * 16) + k % 4), rows, use_ptx)
-            partial = tl.dot(weights, tl.load(group_x + k * 32))
-            code = (tl.load(exponent_ptr + in_order + k // 4 * rows) >> (8 * (k % 4))) & 0xFF
-            exponent = tl.where(code == 0, 1 << 22, code << 23).to(tl.float32, bitcast=True)  # 2^-127 is subnormal
+            x = tl.load(group_x + k * 32)
             scale = tl.load(scale_ptr + column + k // 4 * tokens).to(tl.float32, bitcast=True)
-            total += partial * scale[None, :] * exponent[:, None]
-    return total
+            words = group_words + k // 4 * (tile_rows * 16) + k % 4
+            codes = exponent_ptr + k // 4 * tile_rows
+            total += _group_product(words, codes, x, k % 4, 64 * halves, use_ptx) * scale[None, :]
+            if halves == 2:
+                other += _group_product(words + 64 * 16, codes + 64, x, k % 4, 128, use_ptx) * scale[None, :]
+    return total, other
+
+
+@triton.jit
+def _group_product(words, codes, x, group, second_row, use_ptx: tl.constexpr):
+    """128 rows of one group of 32 columns times x, each times the row's scale; `second_row`: position of row 8."""
+    row = tl.arange(0, 128)
+    in_order = row // 8 % 2 * second_row + row // 16 * 8 + row % 8
+    code = (tl.load(codes + in_order) >> (8 * group)) & 0xFF
+    exponent = tl.where(code == 0, 1 << 22, code << 23).to(tl.float32, bitcast=True)  # 2^-127 is subnormal
+    return tl.dot(unpack_group(tl.load(words), 128, use_ptx), x) * exponent[:, None]
