@@ -67,6 +67,6 @@ def _tiles(values: torch.Tensor, scales: torch.Tensor, weight: Fp8Weight, out: t
     tile_kernel[grid](
         values, scales, weight.values, weight.scales, out, values.shape[0], num_columns=num_columns,
         rows_per_group=weight.rows_per_group, num_groups=weight.num_groups, tokens=config.tile_tokens,
-        rows=config.tile_rows, halves=halves, use_ptx=uses_ptx(values), launch_pdl=uses_ptx(values), num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        rows=config.tile_rows, halves=halves, use_ptx=uses_ptx(values), launch_pdl=uses_ptx(values),
+        num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
