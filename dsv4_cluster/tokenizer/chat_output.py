@@ -37,7 +37,9 @@ class ChatParser:
         system_fingerprint: str | None = None,
     ) -> None:
         """system_fingerprint: shown in chat completions."""
-        self._processor = recipe.StreamProcessor(prompt.generator(response_id), prompt.parsing, codec.tokenizer)
+        parsing = prompt.parsing
+        parsing.parse_json_output = False  # it blanks text around JSON, token by token; a grammar leaves none
+        self._processor = recipe.StreamProcessor(prompt.generator(response_id), parsing, codec.tokenizer)
         self._scanner = MarkupScanner(
             codec.text,
             parameters_by_tool(prompt.conversion.conversation.tools),

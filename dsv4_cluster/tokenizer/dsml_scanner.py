@@ -26,6 +26,7 @@ import deepseek_recipe as recipe
 from dsv4_cluster.tokenizer.detokenizer import IncrementalDetokenizer
 from dsv4_cluster.tokenizer.dsml_block import Properties, ToolBlock
 from dsv4_cluster.tokenizer.dsml_tags import (
+    MAX_MARK_CHARS,
     TRIGGERS,
     Tag,
     TagKind,
@@ -37,6 +38,7 @@ from dsv4_cluster.tokenizer.dsml_tags import (
 )
 from dsv4_cluster.tokenizer.text import THINK_END, TextTokenizer
 
+_MAX_JOINT_CHARS = 32  # a run of half tags is looked back into so far; a run of "<" would be held for ever
 _REPLACEMENT = "\ufffd"  # at the end of an answer the parser takes its token for half a character and drops it
 Logprobs = tuple[float, list[tuple[int, float]]]  # the token's own value, alternatives with theirs
 
@@ -114,10 +116,14 @@ class MarkupScanner:
         """The rest. is_complete: the model ended its answer; else the length limit cut it, and a call stays open."""
         out = _Output()
         self._advance(out, is_last=True)
+        if self._block is not None and not self._tools:
+            self._block = None
+            self._put_back(self._before_block)
+            self._advance(out, is_last=True)
         if self._block is None:
             out.add_piece(_Piece("", self._parts))
             return out.chunks
-        out.add_text(self._block.finish() if is_complete and self._tools else "", len(self._parts))
+        out.add_text(self._block.finish() if is_complete else "", len(self._parts))
         return out.chunks
 
     def _advance(self, out: _Output, *, is_last: bool) -> None:
@@ -146,9 +152,7 @@ class MarkupScanner:
         if tag is None:
             self._release(out, len(self._text))
             return True
-        is_call: bool | Unfinished = False
-        if isinstance(tag, Tag) and tag.kind is TagKind.WRAPPER and not tag.is_closing:
-            is_call = self._call_behind(tag.end, is_last=is_last)
+        is_call = self._starts_call(tag, is_last=is_last)
         if isinstance(tag, Unfinished) or isinstance(is_call, Unfinished):
             self._release(out, self._joint(start), splits=False)
             return True
@@ -156,12 +160,14 @@ class MarkupScanner:
             self._is_thinking = False
             self._release(out, start)
             out.add_text(THINK_END, self._drop(tag.end - start))
-            return False
-        end = tag.end
-        if _is_call(tag) and (tag.name in self._tools or not self._tools):
-            is_call, end = True, start
-        is_end = bool(is_call and self._tools)
-        keep = start if is_end else self._joint(start)
+        else:
+            self._take(out, start, tag, is_call=is_call)
+        return False
+
+    def _take(self, out: _Output, start: int, tag: Tag, *, is_call: bool) -> None:
+        """Begin a block at a tag, or remove the tag."""
+        keep = start if is_call and self._tools else self._joint(start)
+        end = start if is_call and tag.kind is TagKind.INVOKE else tag.end  # the block reads its invokes itself
         self._release(out, keep)
         kept = self._text[: start - keep]
         out.add_text("", self._drop(end - keep))
@@ -169,7 +175,6 @@ class MarkupScanner:
             self._block, self._before_block = self._new_block(), kept
         else:
             self._put_back(kept)
-        return False
 
     def _first_tag(self, *, is_last: bool) -> tuple[int, Tag | Unfinished | None]:
         """(where, what)."""
@@ -184,18 +189,26 @@ class MarkupScanner:
 
     def _joint(self, end: int) -> int:
         """Where the text in front of `end` starts that could become a tag with what follows a tag removed there."""
-        start = first_trigger(self._text)
-        while 0 <= start < end:
-            if may_become_mark(self._text[start:end]):
-                return self._joint(start)
-            start = first_trigger(self._text, start + 1)
-        return end
+        lowest = max(0, end - _MAX_JOINT_CHARS)
+        while True:
+            starts = range(max(lowest, end - MAX_MARK_CHARS), end)
+            found = next((start for start in starts if may_become_mark(self._text[start:end])), end)
+            if found == end:
+                return end
+            end = found
 
     def _put_back(self, text: str) -> None:
         """Text whose tokens are counted, in front of the rest."""
         if text:
             self._pieces.appendleft(_Piece(text, []))
             self._text = text + self._text
+
+    def _starts_call(self, tag: Tag | Unfinished, *, is_last: bool) -> bool | Unfinished:
+        if isinstance(tag, Unfinished):
+            return tag
+        if tag.kind is TagKind.WRAPPER and not tag.is_closing:
+            return self._call_behind(tag.end, is_last=is_last)
+        return _is_call(tag) and (tag.name in self._tools or not self._tools)
 
     def _call_behind(self, start: int, *, is_last: bool) -> bool | Unfinished:
         """Whether an invoke follows at once."""

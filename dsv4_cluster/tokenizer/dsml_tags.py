@@ -13,6 +13,7 @@ from enum import Enum
 from dsv4_cluster.tokenizer.text import THINK_END
 
 MAX_TAG_CHARS = 2048  # an opening tag that is still open after so many characters is cut at its first ">"
+MAX_MARK_CHARS = 13  # of a mark that is not complete: "<", "/" and blanks, four bars or blanks, letters and a blank
 TRIGGERS = ("<", "｜")  # every tag starts with one of these
 _BARS = r"[|｜]"
 # "<" and DSML with a bar on at least one side, or the mark alone
