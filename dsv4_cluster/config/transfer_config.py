@@ -19,7 +19,11 @@ class TransferConfig(Settings):
     lease_s: float = Field(60.0, gt=0, description="seconds after which an unfetched payload is dropped")
     fetch_timeout_s: float = Field(30.0, gt=0, description="seconds a fetch may take")
     chunk_bytes: int = Field(1 << 20, ge=4096, le=MAX_CHUNK_BYTES, description="message size of the grpc stream")
-    max_staged_bytes: int = Field(1 << 30, ge=1 << 20, description="payload bytes a prefill worker keeps published")
+    max_staged_bytes: int = Field(
+        1 << 30,
+        ge=1 << 20,
+        description="payload bytes a prefill worker keeps published; a prompt that alone takes more is refused with 400",
+    )
     bind_host: str = Field("127.0.0.1", description="address the grpc endpoint listens on; 0.0.0.0 between hosts")
     advertise_host: str | None = Field(
         None, description="address peers use; default: bind_host, or this node's IP for 0.0.0.0"

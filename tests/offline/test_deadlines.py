@@ -3,6 +3,7 @@
 import pytest
 
 from dsv4_cluster import LLM, SamplingParams
+from dsv4_cluster.clock import ManualClock
 from dsv4_cluster.errors import DeadlineExceededError, InvalidRequestError
 
 PROMPT = list(range(40, 240))
@@ -43,12 +44,30 @@ def test_an_answer_that_is_not_complete_in_time_raises_and_leaves_nothing_behind
     assert not llm.engine.has_work()
 
 
-def test_copies_that_start_later_have_the_deadline_of_the_call(llm):
-    """With one place the second copy starts when the first has finished, long after the call."""
-    with pytest.raises(DeadlineExceededError):
-        llm.generate(prompt_token_ids=PROMPT, sampling_params=greedy(n=2, max_tokens=3000, deadline_s=0.3))
+def test_copies_that_start_later_have_the_deadline_of_the_call(toy_dir, monkeypatch):
+    """The second copy starts behind the first one's prompt, and with one place it runs after it."""
+    llm, clock = LLM(toy_dir, dtype="float32", num_pages=16, max_num_seqs=1, prefix_cache=False), ManualClock()
+    monkeypatch.setattr(llm, "_clock", clock)
+    monkeypatch.setattr(llm.engine, "_clock", clock)
+    step = llm.engine.step
 
-    llm.engine.check()
+    def step_for_a_second():
+        output = step()
+        clock.advance(1.0)
+        return output
+
+    monkeypatch.setattr(llm.engine, "step", step_for_a_second)
+
+    def ask(deadline_s: float | None) -> float:
+        started_s = clock.now_s()
+        llm.generate(prompt_token_ids=PROMPT, sampling_params=greedy(n=2, deadline_s=deadline_s))
+        return clock.now_s() - started_s
+
+    num_steps = ask(None)
+
+    assert ask(num_steps) == num_steps
+    with pytest.raises(DeadlineExceededError):
+        ask(num_steps - 1)
 
 
 @pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("nan"), float("inf")])

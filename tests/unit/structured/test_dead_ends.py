@@ -56,6 +56,17 @@ def test_a_lost_parser_gives_no_mask_takes_no_token_and_does_not_go_back(broken,
             call()
 
 
+def test_a_token_that_the_parser_fails_on_does_not_count_as_taken(monkeypatch, compile_grammar, token_id):
+    matcher = fresh_matcher(compile_grammar("regex", "[ab]{9}"))
+    matcher.accept(token_id(b"a"))
+    monkeypatch.setattr(Matcher, "accepts", lambda matcher, token_id: True)  # as if its limits were met in between
+
+    with pytest.raises(InvalidRequestError, match="cannot be followed further"):
+        matcher.accept(token_id(b"x"))
+
+    assert len(matcher._history) == 1
+
+
 def test_a_walk_with_a_lost_parser_keeps_its_rows_and_names_the_error(compile_grammar, token_id):
     matcher = fresh_matcher(compile_grammar("regex", "[ab]{9}"))
     a, b = token_id(b"a"), token_id(b"b")
