@@ -22,7 +22,7 @@ class TransferConfig(Settings):
     max_staged_bytes: int = Field(
         1 << 30,
         ge=1 << 20,
-        description="payload bytes a prefill worker keeps published; a prompt that alone takes more is refused with 400",
+        description="payload bytes a prefill worker keeps published; a prompt that alone takes more is refused (400)",
     )
     bind_host: str = Field("127.0.0.1", description="address the grpc endpoint listens on; 0.0.0.0 between hosts")
     advertise_host: str | None = Field(
