@@ -46,6 +46,10 @@ class ApiConfig(Settings):
     keep_alive_s: float = Field(
         15.0, gt=0, description="an answer with nothing to say yet sends a sign of life this often"
     )
+    sampling_while_thinking: Literal["official", "request"] = Field(
+        "official",
+        description="temperature and top_p while thinking: the model's own rule, or what the request asks for",
+    )
     cors_allow_origins: tuple[str, ...] = Field((), description="origins of web pages that may call; empty: none")
 
     @model_validator(mode="after")

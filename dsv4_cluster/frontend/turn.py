@@ -32,19 +32,24 @@ class Turn:
     priority: int = 0
 
     def generation(self, request_id: str, backend: Backend, caller: Caller) -> GenerationRequest:
-        """top_k, min_p and penalties hold while thinking too; temperature and top_p are the official ones.
+        """top_k, min_p and penalties hold while thinking too; temperature and top_p are the official ones, or the
+        caller's if the server is configured so.
 
         Raises: FieldError when min_tokens exceeds max_tokens.
         """
         prompt = self.prompt
         seed = prompt.seed if self.seed is None else self.seed
+        temperature, top_p = prompt.temperature, prompt.top_p
+        if backend.config.api.sampling_while_thinking == "request":
+            temperature = temperature if prompt.asked_temperature is None else prompt.asked_temperature
+            top_p = top_p if prompt.asked_top_p is None else prompt.asked_top_p
         return GenerationRequest(
             request_id=request_id,
             prompt_token_ids=prompt.token_ids,
             sampling=self.sampling.sampling_params(
                 max_tokens=prompt.max_tokens,
-                temperature=prompt.temperature,
-                top_p=prompt.top_p,
+                temperature=temperature,
+                top_p=top_p,
                 seed=backend.draw_seed() if seed is None else seed,
                 logprobs=prompt.num_logprobs,
             ),

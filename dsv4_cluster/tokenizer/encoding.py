@@ -18,7 +18,7 @@ from dsv4_cluster.tokenizer.text import TOKENIZER_FILE, TextTokenizer
 class ChatPrompt:
     """A converted chat request: its prompt, its resolved sampling values, and what parsing its output needs.
 
-    temperature, top_p: after the official rule that thinking requests sample at 1.0.
+    temperature, top_p: after the official rule that thinking requests sample at 1.0. The asked ones: of the body.
     """
 
     conversion: recipe.ConversationRequest
@@ -29,6 +29,8 @@ class ChatPrompt:
     max_tokens: int
     temperature: float
     top_p: float
+    asked_temperature: float | None
+    asked_top_p: float | None
     seed: int | None
     num_logprobs: int | None  # None: not asked for
     stop_strings: tuple[str, ...]
@@ -90,6 +92,8 @@ class ChatCodec:
             max_tokens=conversion.resolve_max_tokens(len(token_ids), context_limit),
             temperature=1.0 if options.temperature is None else options.temperature,
             top_p=1.0 if options.top_p is None else options.top_p,
+            asked_temperature=body.get("temperature"),
+            asked_top_p=body.get("top_p"),
             seed=options.seed,
             num_logprobs=(options.top_logprobs or 0) if options.logprobs else None,
             stop_strings=tuple(conversion.parsing_options.stop_sequences),

@@ -1,9 +1,14 @@
 """What clients of DeepSeek's hosted API rely on: thinking, effort, prefix completion, cache usage, user isolation."""
 
+import httpx
 import pytest
 
-from tests.kit.codec import NAMES, chunks_of, load_codec, tokens_of
-from tests.kit.scripted_service import says
+from dsv4_cluster.config.api_config import ApiConfig
+from dsv4_cluster.config.router_config import RouterConfig
+from dsv4_cluster.frontend.app import create_app
+from tests.kit.codec import CONTEXT_LIMIT, NAMES, chunks_of, load_codec, tokens_of
+from tests.kit.http_server import serving
+from tests.kit.scripted_service import ScriptedService, says
 
 CHAT = "/v1/chat/completions"
 HI = {"role": "user", "content": "hi"}
@@ -142,3 +147,18 @@ def test_no_parallel_calls_means_one_call(http, service, fields):
 
     assert [len(body["choices"][0]["message"]["tool_calls"]) for body in (one, two)] == [1, 2]
     assert [request.structured.is_single_call for request in service.requests] == [True, False]
+
+
+@pytest.mark.parametrize(("rule", "expected"), [("official", (1.0, 1.0)), ("request", (0.3, 0.8))])
+def test_sampling_while_thinking_follows_the_configured_rule(rule, expected):
+    service = ScriptedService()
+    config = RouterConfig(api=ApiConfig(sampling_while_thinking=rule))
+    app = create_app(service, load_codec(), config, max_model_len=CONTEXT_LIMIT)
+    body = {"model": NAMES[0], "messages": [HI]}
+
+    with serving(app) as url:
+        for fields in ({"temperature": 0.3, "top_p": 0.8}, {}, {"temperature": 0.3, "top_p": 0.8, **OFF}):
+            assert httpx.post(url + CHAT, json=body | fields).status_code == 200
+
+    found = [value for r in service.requests for value in (r.sampling.temperature, r.sampling.top_p)]
+    assert found == pytest.approx([*expected, 1.0, 1.0, 0.3, 0.8])
