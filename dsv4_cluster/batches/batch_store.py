@@ -53,13 +53,12 @@ class BatchStore:
         return True
 
     def get(self, tenant: str, batch_id: str) -> BatchRecord | None:
-        """The state, `cancelling` from the moment that was asked for. Raises: OSError."""
+        """The state, `cancelling` from the moment that was asked for. Raises: Dsv4Error when it is damaged, OSError."""
         if not is_id(batch_id, BATCH_PREFIX):
             return None
         directory = self._directory(tenant, batch_id)
-        try:
-            record = BatchRecord.from_json((directory / RECORD_FILE).read_bytes())
-        except FileNotFoundError:
+        record = BatchRecord.read(directory / RECORD_FILE)
+        if record is None:
             return None
         asked_s = time_in(directory / CANCEL_FILE)
         if record.is_over or asked_s is None:
@@ -84,7 +83,7 @@ class BatchStore:
         return [(tenant.removeprefix("t-"), batch_id) for batch_id, _, tenant in (n.partition(".") for n in names)]
 
     def claim(self, tenant: str, batch_id: str) -> BatchClaim | None:
-        """Take a batch over. Returns: None when another process has it or it is over. Raises: OSError."""
+        """Take a batch over. Returns: None when another process has it or it is over. Raises: Dsv4Error, OSError."""
         marker = self._marker(tenant, batch_id)
         try:
             lock = os.open(marker, os.O_RDWR)

@@ -3,7 +3,10 @@
 import dataclasses
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Self
+
+from dsv4_cluster.errors import Dsv4Error
 
 BatchStatus = Literal[
     "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"
@@ -55,7 +58,12 @@ class BatchRecord:
         return json.dumps(dataclasses.asdict(self)).encode()
 
     @classmethod
-    def from_json(cls, data: bytes) -> Self:
-        """The inverse."""
-        fields = json.loads(data)
-        return cls(**{**fields, "faults": tuple(BatchFault(**fault) for fault in fields["faults"])})
+    def read(cls, path: Path) -> Self | None:
+        """The inverse; None without the file. Raises: Dsv4Error that names a damaged file, OSError."""
+        try:
+            fields = json.loads(path.read_bytes())
+            return cls(**{**fields, "faults": tuple(BatchFault(**fault) for fault in fields["faults"])})
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError) as err:
+            raise Dsv4Error(f"{path} is damaged: {err!r:.200}") from err

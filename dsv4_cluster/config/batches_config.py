@@ -9,7 +9,9 @@ class BatchesConfig(Settings):
     """Bounds of the batches of one router; what is stored is shared by all routers that see the directory."""
 
     dir: str | None = Field(
-        None, min_length=1, description="where files and batches are kept; unset: /v1/files and /v1/batches are 404"
+        None,
+        min_length=1,
+        description="where files and batches are kept, the same for all routers; unset: /v1/files, /v1/batches are 404",
     )
     priority: int = Field(50, ge=0, le=1000, description="added to the priority of the batch's key; lower runs first")
     max_concurrent_lines: int = Field(16, ge=1, description="lines in flight per router, over all of its batches")

@@ -42,6 +42,7 @@ from dsv4_cluster.frontend.responses import (
     retrieve_response,
 )
 from dsv4_cluster.frontend.tokens import detokenize, tokenize
+from dsv4_cluster.metrics.batch_metrics import BatchMetrics
 from dsv4_cluster.metrics.page import CONTENT_TYPE, MetricsPage, registry_text
 from dsv4_cluster.metrics.router_metrics import RouterMetrics
 from dsv4_cluster.protocol.services import GenerationService, ResponseStore
@@ -98,8 +99,8 @@ def create_app(
         "/v1/completions": completions,
         "/v1/responses": create_response,
     }
-    calls = DirectCalls(in_batches, backend, gate, metrics.count_answer)
-    desk = open_desk(config, calls, keyring, lambda: gate.is_draining)
+    calls = DirectCalls(in_batches, backend, gate)
+    desk = open_desk(config, calls, keyring, is_draining=lambda: gate.is_draining, metrics=BatchMetrics(registry))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:

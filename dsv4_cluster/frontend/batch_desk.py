@@ -15,6 +15,7 @@ from dsv4_cluster.frontend.batch_runner import BatchRunner
 from dsv4_cluster.frontend.caller import Caller
 from dsv4_cluster.frontend.direct_call import DirectCalls
 from dsv4_cluster.frontend.error_body import FieldError
+from dsv4_cluster.metrics.batch_metrics import BatchMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,12 @@ class BatchDesk:
 
 
 def open_desk(
-    config: RouterConfig, calls: DirectCalls, keyring: Keyring, is_draining: Callable[[], bool]
+    config: RouterConfig,
+    calls: DirectCalls,
+    keyring: Keyring,
+    *,
+    is_draining: Callable[[], bool],
+    metrics: BatchMetrics,
 ) -> BatchDesk | None:
     """None without `router.batches.dir`. Raises: ConfigError when the directory cannot be made."""
     if config.batches.dir is None:
@@ -49,7 +55,7 @@ def open_desk(
     return BatchDesk(
         files=files,
         batches=batches,
-        runner=BatchRunner(batches, config, calls, caller_of=caller_of, is_draining=is_draining),
+        runner=BatchRunner(batches, config, calls, caller_of=caller_of, is_draining=is_draining, metrics=metrics),
         config=config.batches,
         ignores_unknown=config.api.unknown_fields == "ignore",
         max_body_bytes=config.max_body_bytes,

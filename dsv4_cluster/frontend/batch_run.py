@@ -48,14 +48,19 @@ class BatchRun:
         *,
         caller: Caller | None,
         is_draining: Callable[[], bool],
+        on_line: Callable[[int], None],
     ) -> None:
-        """slots: shared by all batches of this router. caller: whose lines these are, None when the key is gone."""
+        """slots: shared by all batches of this router. caller: whose lines these are, None when the key is gone.
+
+        on_line: hears the status of every line that has its answer.
+        """
         self._claim = claim
         self._config = config
         self._calls = calls
         self._slots = slots
         self._caller = caller
         self._is_draining = is_draining
+        self._on_line = on_line
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batch")
         self._stop: Stop | None = None
         self._stopped = asyncio.Event()
@@ -144,6 +149,7 @@ class BatchRun:
             num_lost += not isinstance(answer.failure, OverloadedError)
             if not self._may_retry(answer.failure, num_lost):
                 await self._write(line, answer)
+                self._on_line(answer.status)
                 return
             await self._pause(answer.failure, num_tries)
 

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from dsv4_cluster.batches.batch_store import BatchStore
 from dsv4_cluster.batches.claim import BatchClaim
 from dsv4_cluster.config.router_config import RouterConfig
+from dsv4_cluster.errors import Dsv4Error
 from dsv4_cluster.frontend.batch_run import BatchRun
 from dsv4_cluster.frontend.caller import Caller
 from dsv4_cluster.frontend.direct_call import DirectCalls
+from dsv4_cluster.metrics.batch_metrics import BatchMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ class BatchRunner:
         *,
         caller_of: Callable[[str, str], Caller | None],
         is_draining: Callable[[], bool],
+        metrics: BatchMetrics,
     ) -> None:
         """caller_of: who has the key of this name in this tenant, with a batch's priority; None when nobody has."""
         self._store = store
@@ -37,6 +40,7 @@ class BatchRunner:
         self._calls = calls
         self._caller_of = caller_of
         self._is_draining = is_draining
+        self._metrics = metrics
         self._slots = asyncio.Semaphore(config.batches.max_concurrent_lines)
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}  # by tenant and batch id
         self._not_before_s: dict[tuple[str, str], float] = {}  # monotonic
@@ -84,10 +88,18 @@ class BatchRunner:
                 return
             key = min(free, key=lambda one: num_running[one[0]])  # the oldest of them, by the order of `unfinished`
             unfinished.remove(key)
-            claim = await asyncio.to_thread(self._store.claim, *key)
+            try:
+                claim = await asyncio.to_thread(self._store.claim, *key)
+            except (OSError, Dsv4Error) as err:
+                self._put_off(key, err)
+                continue
             if claim is not None:
-                task = asyncio.get_running_loop().create_task(self._run(key, claim))
-                self._running[key] = task
+                self._running[key] = asyncio.get_running_loop().create_task(self._run(key, claim))
+                self._metrics.set_under_way(len(self._running))
+
+    def _put_off(self, key: tuple[str, str], err: Exception) -> None:
+        logger.error("%s: stopped, and tried again in %.0f s", key[1], RETRY_AFTER_S, exc_info=err)
+        self._not_before_s[key] = time.monotonic() + RETRY_AFTER_S
 
     def _is_due(self, key: tuple[str, str]) -> bool:
         return self._not_before_s.get(key, 0.0) <= time.monotonic()
@@ -102,12 +114,13 @@ class BatchRunner:
             self._slots,
             caller=self._caller_of(record.key_name, record.tenant),
             is_draining=self._is_draining,
+            on_line=self._metrics.count_line,
         )
         try:
             await run.run()
         except Exception as err:
-            logger.error("%s: stopped, and tried again in %.0f s", record.batch_id, RETRY_AFTER_S, exc_info=err)
-            self._not_before_s[key] = time.monotonic() + RETRY_AFTER_S
+            self._put_off(key, err)
         finally:
             del self._running[key]
+            self._metrics.set_under_way(len(self._running))
             self._wake.set()

@@ -40,14 +40,12 @@ class DirectCalls:
         endpoints: Mapping[str, Endpoint],
         backend: Backend,
         gate: Gate,
-        on_answer: Callable[[str, int], None],
     ) -> None:
-        """endpoints: by path. on_answer: hears path and status of every answer."""
+        """endpoints: by path."""
         api = backend.config.api.model_copy(update={"keep_alive_s": NEVER_S})
         self._backend = dataclasses.replace(backend, config=backend.config.model_copy(update={"api": api}))
         self._endpoints = dict(endpoints)
         self._gate = gate
-        self._on_answer = on_answer
 
     async def post(self, path: str, body: bytes, caller: Caller) -> DirectAnswer:
         """Answer a request that is not streamed; it takes a place at the gate. Cancelling it aborts the generation."""
@@ -63,7 +61,6 @@ class DirectCalls:
             failure = err if isinstance(err, Dsv4Error) else None
             response = error_response(err, request_id, path)
             status, text = response.status_code, bytes(response.body)
-        self._on_answer(path, status)
         elapsed_ms = (time.monotonic() - started_s) * 1e3
         access_log.info("%s BATCH %s %d %.0f ms key=%s", request_id, path, status, elapsed_ms, caller.key_name or "-")
         return DirectAnswer(status=status, request_id=request_id, body=text, failure=failure)

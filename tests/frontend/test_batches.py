@@ -132,6 +132,8 @@ def test_requests_that_fail_are_in_the_error_file(start):
     assert done.status == "completed"
     assert done.request_counts.to_dict() == {"total": 3, "completed": 1, "failed": 2}
     assert set(results(client, done.output_file_id)) == {"good"}
+    page = router.http().get("/metrics").text
+    assert 'dsv4_batch_lines_total{status="404"} 1.0' in page and "dsv4_batches_under_way 0.0" in page
     errors = results(client, done.error_file_id)
     assert {name: one["response"]["status_code"] for name, one in errors.items()} == {"model": 404, "value": 400}
     assert errors["model"]["response"]["body"]["error"]["code"] == "model_not_found"

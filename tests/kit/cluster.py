@@ -134,7 +134,11 @@ def serve_config(checkpoint_dir: Path, port: int) -> dict[str, Any]:
         "model": {"path": str(checkpoint_dir), "served_names": [MODEL]},
         "prefill": role,
         "decode": role,
-        "router": {"num_replicas": 2, "max_ongoing_requests": 64},
+        "router": {
+            "num_replicas": 2,
+            "max_ongoing_requests": 64,
+            "batches": {"dir": str(checkpoint_dir.parent / "batches")},
+        },
     }
     return {
         "http_options": {"host": HOST, "port": port},

@@ -12,7 +12,7 @@ from dsv4_cluster.batches.file_store import FileStore
 from dsv4_cluster.batches.layout import BATCH_PREFIX, FILE_PREFIX, is_id, new_id
 from dsv4_cluster.batches.record import BatchRecord
 from dsv4_cluster.config.batches_config import BatchesConfig
-from dsv4_cluster.errors import OverloadedError
+from dsv4_cluster.errors import Dsv4Error, OverloadedError
 
 TENANT = ".."  # a name that a careless path would leave the directory by
 
@@ -166,3 +166,18 @@ def test_ids_of_others_are_no_paths():
     assert is_id(new_id(FILE_PREFIX), FILE_PREFIX) and new_id(BATCH_PREFIX) < "batch_9"
     for text in ("", "file-", "file-../../x", new_id(BATCH_PREFIX), new_id(FILE_PREFIX) + "\n", "file-" + "A" * 32):
         assert not is_id(text, FILE_PREFIX), text
+
+
+def test_a_damaged_batch_is_named_by_its_file_and_hides_no_other(disk):
+    damaged, whole = disk.create(), disk.create()
+    path = disk.root / "batches" / f"t-{TENANT}" / damaged.batch_id / "batch.json"
+
+    for text in (b"", b"[]", b'{"batch_id": 1}', b"\xff"):
+        path.write_bytes(text)
+        for call in (disk.batches.get, disk.batches.claim):
+            with pytest.raises(Dsv4Error, match=f"{damaged.batch_id}/batch.json is damaged"):
+                call(TENANT, damaged.batch_id)
+    claim = disk.batches.claim(TENANT, whole.batch_id)
+
+    assert claim is not None
+    claim.release()
