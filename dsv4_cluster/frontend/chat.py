@@ -11,12 +11,11 @@ from starlette.responses import Response
 
 from dsv4_cluster.frontend import fields
 from dsv4_cluster.frontend.body import parse_object, read_body
-from dsv4_cluster.frontend.error_body import FieldError
 from dsv4_cluster.frontend.generation import Backend, copy_chunks
 from dsv4_cluster.frontend.merge import merged
 from dsv4_cluster.frontend.reply import stream_reply, whole_reply
 from dsv4_cluster.frontend.sampling_fields import take_sampling_fields
-from dsv4_cluster.frontend.turn import Turn, check_structured
+from dsv4_cluster.frontend.turn import Turn, check_budget, check_structured
 from dsv4_cluster.protocol.copies import copies
 from dsv4_cluster.protocol.output import TokenChunk
 from dsv4_cluster.protocol.request import GenerationRequest
@@ -54,8 +53,7 @@ def _prepare(body: bytes, backend: Backend) -> _ChatJob:
     is_single_call = fields.take_single_call(checked)
     user_id, priority = fields.take_user_id(checked), fields.take_priority(checked)
     prompt = backend.codec.chat.encode(checked, context_limit=backend.max_model_len, is_single_call=is_single_call)
-    if thinking_budget is not None and not prompt.is_thinking:
-        raise FieldError("thinking_token_budget is for requests that think", param="thinking_token_budget")
+    check_budget(thinking_budget, prompt)
     if prompt.structured is not None:
         check_structured(prompt.structured, sampling, param="response_format")
     turn = Turn(prompt=prompt, sampling=sampling, thinking_budget=thinking_budget, user_id=user_id, priority=priority)

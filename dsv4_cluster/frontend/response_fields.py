@@ -41,6 +41,7 @@ RESPONSES = FieldTable(
         "stream",
         "stream_options",
         "temperature",
+        "thinking_token_budget",
         "top_logprobs",
         "top_p",
         "user",

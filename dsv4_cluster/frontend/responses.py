@@ -12,14 +12,14 @@ from dsv4_cluster.frontend.body import parse_object, read_body
 from dsv4_cluster.frontend.error_body import FieldError
 from dsv4_cluster.frontend.extra_fields import take_seed
 from dsv4_cluster.frontend.field_table import FieldTable
-from dsv4_cluster.frontend.fields import take_priority
+from dsv4_cluster.frontend.fields import take_priority, take_thinking_budget
 from dsv4_cluster.frontend.generation import Backend
 from dsv4_cluster.frontend.reply import named_reply, whole_reply
 from dsv4_cluster.frontend.response_fields import INPUT_TOKENS, RESPONSES, ResponseFields, check_responses
 from dsv4_cluster.frontend.response_object import cancelled_body, dumps, echoed, item_page
 from dsv4_cluster.frontend.response_run import ResponseJob, ResponseRun
 from dsv4_cluster.frontend.sampling_fields import take_sampling_fields
-from dsv4_cluster.frontend.turn import Turn, check_structured
+from dsv4_cluster.frontend.turn import Turn, check_budget, check_structured
 from dsv4_cluster.protocol.stored_response import StoredResponse
 from dsv4_cluster.tokenizer.responses_family import RESPONSES as FAMILY
 
@@ -155,7 +155,7 @@ def _encoded(fields: ResponseFields, earlier: StoredResponse | None, backend: Ba
     """Everything that costs CPU; runs on the encode pool. Returns also all input items as JSON."""
     body, items = dict(fields.body), [*_history(earlier), *fields.items]
     sampling = take_sampling_fields(body, vocab_size=backend.codec.text.vocab_size)
-    seed, priority = take_seed(body), take_priority(body)
+    seed, priority, budget = take_seed(body), take_priority(body), take_thinking_budget(body)
     if items:
         body["input"] = items
     prompt = backend.codec.chat.encode(
@@ -163,7 +163,15 @@ def _encoded(fields: ResponseFields, earlier: StoredResponse | None, backend: Ba
     )
     if prompt.structured is not None:
         check_structured(prompt.structured, sampling, param="text.format")
-    turn = Turn(prompt=prompt, sampling=sampling, seed=seed, user_id=fields.user_id, priority=priority)
+    check_budget(budget, prompt)
+    turn = Turn(
+        prompt=prompt,
+        sampling=sampling,
+        seed=seed,
+        thinking_budget=budget,
+        user_id=fields.user_id,
+        priority=priority,
+    )
     return turn, dumps(items)
 
 

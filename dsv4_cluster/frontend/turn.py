@@ -62,6 +62,12 @@ class Turn:
         )
 
 
+def check_budget(thinking_budget: int | None, prompt: ChatPrompt) -> None:
+    """Raises: FieldError when there are no thoughts to bound."""
+    if thinking_budget is not None and not prompt.is_thinking:
+        raise FieldError("thinking_token_budget is for requests that think", param="thinking_token_budget")
+
+
 def check_structured(spec: StructuredSpec, sampling: SamplingFields, *, param: str) -> None:
     """Refuse what the engine would refuse, before the request is queued. param: the field of a schema for the text.
 

@@ -223,8 +223,10 @@ def test_sampling_values_and_the_end_user_reach_the_service(client, service):
         safety_identifier="u-1",
         extra_body={"seed": 7, "top_k": 4, "presence_penalty": 0.5},
     )
+    ask(client, reasoning={"effort": "low"}, extra_body={"thinking_token_budget": 9})
 
     request = service.requests[0]
+    assert service.requests[1].thinking_budget == 9
     assert (request.sampling.temperature, request.sampling.top_p, request.sampling.seed) == (0.25, 0.5, 7)
     assert (request.sampling.top_k, request.sampling.presence_penalty) == (4, 0.5)
     assert (request.tenant, request.cache_salt) == ("/u-1", "u-1")

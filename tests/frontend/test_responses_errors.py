@@ -47,6 +47,7 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}
         ({"safety_identifier": "x" * 600}, "safety_identifier"),
         ({"n": 2}, "n"),
         ({"seed": 1.5}, "seed"),
+        ({"thinking_token_budget": 9, "reasoning": {"effort": "none"}}, "thinking_token_budget"),
         ({"frobnicate": 1}, "frobnicate"),
         ({"input": []}, None),
         ({"max_output_tokens": 0}, None),
