@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dsv4_cluster.batches.claim import CANCEL_FILE, INPUT_FILE, RECORD_FILE, BatchClaim, time_in
 from dsv4_cluster.batches.durable import PART_PREFIX, part_of, sync_directory, write_durably
-from dsv4_cluster.batches.file_store import FileStore
+from dsv4_cluster.batches.file_store import ABANDONED_S, FileStore
 from dsv4_cluster.batches.layout import BATCH_PREFIX, is_id, make_directories, page_of, tenant_name
 from dsv4_cluster.batches.record import BatchRecord
 from dsv4_cluster.config.batches_config import BatchesConfig
@@ -109,8 +109,10 @@ class BatchStore:
         record = self.get(tenant, batch_id)
         if record is not None and not record.is_over:
             return record
+        directory = self._directory(tenant, batch_id)
         if record is None:  # a crash in `create`, which has told nobody
-            shutil.rmtree(self._directory(tenant, batch_id), ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
+        (directory / INPUT_FILE).unlink(missing_ok=True)
         self._marker(tenant, batch_id).unlink()
         return None
 
@@ -121,9 +123,9 @@ class BatchStore:
         for batch_id in ids:
             if num_extra <= 0:
                 return
-            record = self.get(tenant, batch_id)
-            if record is not None and record.is_over:
-                shutil.rmtree(self._directory(tenant, batch_id), ignore_errors=True)
+            record, directory = self.get(tenant, batch_id), self._directory(tenant, batch_id)
+            if _is_abandoned(directory) if record is None else record.is_over:
+                shutil.rmtree(directory, ignore_errors=True)
                 num_extra -= 1
         if num_extra > 0:
             raise OverloadedError(f"{len(ids)} batches are under way, router.batches.max_batches_per_tenant is {limit}")
@@ -137,3 +139,11 @@ class BatchStore:
 
     def _marker(self, tenant: str, batch_id: str) -> Path:
         return self._active / f"{batch_id}.{tenant_name(tenant)}"
+
+
+def _is_abandoned(directory: Path) -> bool:
+    """True for what a crash in `create` left."""
+    try:
+        return time.time() - directory.stat().st_mtime > ABANDONED_S
+    except FileNotFoundError:
+        return False

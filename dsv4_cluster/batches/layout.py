@@ -15,6 +15,7 @@ from pathlib import Path
 
 FILE_PREFIX, BATCH_PREFIX = "file-", "batch_"
 _ID = re.compile(r"(?:file-|batch_)[0-9a-f]{32}")
+OWNER_ONLY = 0o700  # prompts and answers lie there as text
 _TIME_DIGITS = 12  # milliseconds in hexadecimal, good until the year 10889
 
 
@@ -37,7 +38,7 @@ def make_directories(root: Path) -> tuple[Path, Path, Path]:
     """Create what is missing. Returns: the directories of files, batches and markers. Raises: OSError."""
     found = (root / "files", root / "batches", root / "active")
     for directory in found:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=OWNER_ONLY, parents=True, exist_ok=True)
     return found
 
 

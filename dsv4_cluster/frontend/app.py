@@ -72,7 +72,7 @@ def create_app(
     max_model_len: prompt + answer, in tokens. system_fingerprint: shown in answers.
     draw_seed: seeds in [0, 2**63) for requests that bring none.
     registry: takes this app's metrics. metrics_page: the text of /metrics; None = those of the registry.
-    `app.state.gate` is the Gate: draining starts there.
+    `app.state.gate` is the Gate: draining starts there. `app.state.batch_runner`: None without `router.batches.dir`.
     responses: shared by several routers; None = one of this process.
     """
     clock = clock or MonotonicClock()
@@ -114,6 +114,7 @@ def create_app(
 
     app = FastAPI(title="dsv4-cluster", docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.gate = gate
+    app.state.batch_runner = desk and desk.runner
     if config.api.cors_allow_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=config.api.cors_allow_origins, allow_methods=["*"], allow_headers=["*"]

@@ -175,14 +175,24 @@ class BatchRun:
         """Add the answer to those that wait for the disk; whoever gets the lock writes all of them with one fsync."""
         text = answer_line(line.custom_id, status=answer.status, request_id=answer.request_id, body=answer.body)
         self._waiting.append(text)
-        async with self._writing:
-            lines, self._waiting = self._waiting, []
-            if not lines:
-                return
-            await self._off_loop(lambda: self._claim.append(lines))
-            num_failed = sum(one.is_error for one in lines)
-            self._num_failed += num_failed
-            self._num_completed += len(lines) - num_failed
+        try:
+            async with self._writing:
+                lines = self._take_waiting()
+                if not lines:
+                    return
+                await self._off_loop(lambda: self._claim.append(lines))
+                num_failed = sum(one.is_error for one in lines)
+                self._num_failed += num_failed
+                self._num_completed += len(lines) - num_failed
+        except asyncio.CancelledError:
+            left = self._take_waiting()
+            if left:  # they were computed: written before the claim goes, or, should that fail, computed again
+                self._thread.submit(self._claim.append, left)
+            raise
+
+    def _take_waiting(self) -> list[AnswerLine]:
+        lines, self._waiting = self._waiting, []
+        return lines
 
     async def _watch(self) -> None:
         """Look for reasons to stop, and show progress."""

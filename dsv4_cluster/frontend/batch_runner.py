@@ -55,9 +55,15 @@ class BatchRunner:
         """There is a new batch."""
         self._wake.set()
 
+    @property
+    def has_ended(self) -> bool:
+        """True when this router takes no batches any more, by an error that nobody foresaw."""
+        return self._scanner is not None and self._scanner.done()
+
     async def close(self) -> None:
         """Stop at once. Requests under way are aborted; whoever takes their batch asks again."""
         tasks = [task for task in (self._scanner, *self._running.values()) if task is not None]
+        self._scanner = None
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

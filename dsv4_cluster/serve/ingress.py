@@ -17,6 +17,7 @@ from dsv4_cluster.config.model_config import ModelConfig
 from dsv4_cluster.config.router_config import RouterConfig
 from dsv4_cluster.config.system_fingerprint import system_fingerprint
 from dsv4_cluster.frontend.app import create_app
+from dsv4_cluster.frontend.batch_runner import BatchRunner
 from dsv4_cluster.metrics.page import merged_text, registry_text
 from dsv4_cluster.router.orchestrator import Orchestrator
 from dsv4_cluster.serve.clients import ServeDecodeClient, ServePrefillClient
@@ -89,6 +90,7 @@ class RouterIngress:
             metrics_page=self._metrics_page,
         )
         self._gate = app.state.gate
+        self._batch_runner: BatchRunner | None = app.state.batch_runner
         return app
 
     async def own_metrics(self) -> tuple[str, str]:
@@ -107,10 +109,12 @@ class RouterIngress:
         return merged_text(pages, [*self._prefills.snapshots(), *self._decodes.snapshots()])
 
     async def check_health(self) -> None:
-        """Raises: RuntimeError when a poll has ended; without polls this router would never see a new replica."""
+        """Raises: RuntimeError when a poll has ended: this router would never see a new replica, or a new batch."""
         ended = [task for task in self._tasks if task.done()]
         if ended:
             raise RuntimeError(f"{len(ended)} replica polls have ended: {ended}")
+        if self._batch_runner is not None and self._batch_runner.has_ended:
+            raise RuntimeError("the task that takes batches has ended")
 
     async def process_facts(self) -> ProcessFacts:
         """See serve/process_facts.py."""
