@@ -17,9 +17,12 @@ def compare_transformers(
     checkpoint: Annotated[Path | None, typer.Option(help="Checkpoint directory to use instead.")] = None,
     rounds: Annotated[int, typer.Option(help="Alternating rounds per quantity, after one warm-up.", min=1)] = 5,
     threads: Annotated[int, typer.Option(help="CPU threads of both sides.", min=1)] = 2,
+    prefill: Annotated[int, typer.Option(help="Prompt tokens of the prefill measurement.", min=1)] = 2048,
+    context: Annotated[int, typer.Option(help="Prompt tokens in front of the decoded ones.", min=1)] = 512,
+    steps: Annotated[int, typer.Option(help="Decode steps per round; their median counts.", min=1)] = 24,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout, and nothing else there.")] = False,
 ) -> None:
-    """Prefill of 2,048 tokens and decode at batch 1 and 8 against transformers, both in bf16 on CPU.
+    """Prefill and decode at batch 1 and 8 against transformers, both in bf16 on CPU.
 
     transformers is part of the `dev` extra. Both sides run in this process, in turns, on the same tokens.
 
@@ -31,7 +34,9 @@ def compare_transformers(
 
     if (preset is None) == (checkpoint is None):
         raise ConfigError("give either --preset or --checkpoint")
-    workload = Workload(rounds=rounds, num_threads=threads)
+    workload = Workload(
+        prefill_tokens=prefill, decode_context=context, decode_tokens=steps, rounds=rounds, num_threads=threads
+    )
     with tempfile.TemporaryDirectory(prefix="dsv4-compare-") as made:
         if preset is not None:
             checkpoint = make_checkpoint(preset, Path(made) / preset, fmt="bf16").path

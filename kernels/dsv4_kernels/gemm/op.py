@@ -65,12 +65,10 @@ def pack_weight(weight: torch.Tensor, *, num_groups: int = 1) -> PackedWeight | 
 def packed_linear(x: torch.Tensor, weight: PackedWeight, out_dtype: torch.dtype | None = None) -> torch.Tensor:
     """y = x W^T, per group of columns when there are several.
 
-    x: [..., K] or [T, G * K] of the weight's dtype. out_dtype: fp32 or bf16, default x's (one group only).
+    x: [..., K] or [T, G * K] of the weight's dtype. out_dtype: fp32 or bf16, default x's.
     Returns: [..., num_rows] or [T, G * num_rows].
     """
-    if weight.num_groups > 1:
-        return ops.grouped_gemm(x, weight.data, weight.num_groups, weight.num_rows)
-    return ops.gemm(x, weight.data, weight.num_rows, out_dtype or x.dtype)
+    return ops.gemm(x, weight.data, weight.num_rows, out_dtype or x.dtype, weight.num_groups)
 
 
 def pack_experts(w1: torch.Tensor, w2: torch.Tensor, w3: torch.Tensor, limit: float) -> PackedExperts | None:

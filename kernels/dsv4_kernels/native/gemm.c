@@ -103,29 +103,30 @@ void gemm_block(int dtype, const void *x, long ldx, long m, matrix_t w, long blo
 
 enum { PANEL_ROWS = 96, GROUP_BLOCKS = 24 }; /* rows and column blocks per task: multiples of every tile shape */
 
-/* x [m, k] with row stride ldx, w packed [n / 16], out [m, n] with row stride ldo. */
-EXPORT void dsv4_gemm(int dtype, const void *x, long ldx, long m, const void *w, long n, long k, void *out, long ldo,
-                      int out_dtype) {
-    long blocks = n / LANES, panels = (m + PANEL_ROWS - 1) / PANEL_ROWS, groups = (blocks + GROUP_BLOCKS - 1) / GROUP_BLOCKS;
-#pragma omp parallel for schedule(dynamic) if (m * n * k > PARALLEL_WORK)
-    for (long task = 0; task < panels * groups; task++) {
-        long row = task / groups * PANEL_ROWS, block = task % groups * GROUP_BLOCKS;
-        long rows = m - row < PANEL_ROWS ? m - row : PANEL_ROWS;
-        long end = blocks < block + GROUP_BLOCKS ? blocks : block + GROUP_BLOCKS;
-        long step = rows > 8 ? 8 : GROUP_BLOCKS;
-        /* Few columns at a time, so that they stay in the first cache while the panel's rows pass. */
-        for (long b = block; b < end; b += step)
-            product(dtype, (bytes_t)x + row * ldx * size_of(dtype), ldx, rows, (bytes_t)w + b * LANES * k * size_of(dtype),
-                    (end < b + step ? end : b + step) - b, k,
-                    (char *)out + (row * ldo + b * LANES) * size_of(out_dtype), ldo, out_dtype, 0);
-    }
+/* Column blocks per task: smaller for one narrow product of few rows, so that every thread gets some of it. */
+static long group_blocks(long rows, long blocks) {
+    if (rows > 8 || blocks >= 4 * GROUP_BLOCKS) return GROUP_BLOCKS;
+    return tile_blocks[shape_for(rows)] == 3 ? 6 : 8;
 }
 
-/* The same per group g: x columns [g * k, (g + 1) * k) times w[g] give out columns [g * n, (g + 1) * n). */
-EXPORT void dsv4_grouped_gemm(int dtype, const void *x, long m, const void *w, long groups, long n, long k, void *out) {
-    for (long g = 0; g < groups; g++)
-        dsv4_gemm(dtype, (bytes_t)x + g * k * size_of(dtype), groups * k, m, (bytes_t)w + g * n * k * size_of(dtype), n, k,
-                  (char *)out + g * n * size_of(dtype), groups * n, dtype);
+/* x [m, k] with row stride ldx, w [num] packed [n / 16], out [m, n] with row stride ldo. Product i of num takes columns
+ * [i * k, (i + 1) * k) of x and gives columns [i * n, (i + 1) * n) of out. */
+EXPORT void dsv4_gemm(int dtype, const void *x, long ldx, long m, const void *w, long num, long n, long k, void *out, long ldo,
+                      int out_dtype) {
+    long blocks = n / LANES, panels = (m + PANEL_ROWS - 1) / PANEL_ROWS, per_task = group_blocks(m, blocks);
+    long groups = (blocks + per_task - 1) / per_task, size = size_of(dtype);
+#pragma omp parallel for schedule(dynamic) if (m * num * n * k > PARALLEL_WORK)
+    for (long task = 0; task < num * panels * groups; task++) {
+        long i = task / (panels * groups), row = task / groups % panels * PANEL_ROWS, block = task % groups * per_task;
+        long rows = m - row < PANEL_ROWS ? m - row : PANEL_ROWS;
+        long end = blocks < block + per_task ? blocks : block + per_task;
+        long step = rows > 8 ? 8 : per_task;
+        /* Few columns at a time, so that they stay in the first cache while the panel's rows pass. */
+        for (long b = block; b < end; b += step)
+            product(dtype, (bytes_t)x + (row * ldx + i * k) * size, ldx, rows, (bytes_t)w + (i * n + b * LANES) * k * size,
+                    (end < b + step ? end : b + step) - b, k,
+                    (char *)out + (row * ldo + i * n + b * LANES) * size_of(out_dtype), ldo, out_dtype, 0);
+    }
 }
 
 /* Ask for 2 MiB pages before memory is first written: a step walks through all weights, and 4 KiB pages overflow the TLB. */

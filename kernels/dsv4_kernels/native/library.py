@@ -16,8 +16,7 @@ _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _P, _L, _I, _F = c_void_p, c_long, c_int, c_float
 _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "dsv4_advise_huge": (None, (_P, _L)),
-    "dsv4_gemm": (None, (_I, _P, _L, _L, _P, _L, _L, _P, _L, _I)),
-    "dsv4_grouped_gemm": (None, (_I, _P, _L, _P, _L, _L, _L, _P)),
+    "dsv4_gemm": (None, (_I, _P, _L, _L, _P, _L, _L, _L, _P, _L, _I)),
     "dsv4_hc_pre": (None, (_I, _P, _L, _L, _P, _P, _P, _P, _I, _F, _F, _P, _P, _P)),
     "dsv4_hc_post": (None, (_I, _P, _P, _P, _P, _L, _L, _P)),
     "dsv4_norm_rope": (None, (_I, _P, _P, _L, _L, _P, _F, _P, _L, _L, _I)),

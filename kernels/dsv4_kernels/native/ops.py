@@ -56,28 +56,22 @@ def can_pack(weight: torch.Tensor) -> bool:
     return weight.shape[-2] % LANES == 0 and weight.shape[-1] % 2 == 0
 
 
-def gemm(x: torch.Tensor, packed: torch.Tensor, num_rows: int, out_dtype: torch.dtype) -> torch.Tensor:
-    """x [..., K] times a packed weight of `num_rows` rows. Returns: [..., num_rows]."""
+def gemm(
+    x: torch.Tensor, packed: torch.Tensor, num_rows: int, out_dtype: torch.dtype, num_groups: int = 1
+) -> torch.Tensor:
+    """x [..., G * K] times G packed weights of `num_rows` rows, each with its own K columns of x.
+
+    Returns: [..., G * num_rows].
+    """
     x = x.contiguous()
-    k = x.shape[-1]
-    out = torch.empty(*x.shape[:-1], num_rows, dtype=out_dtype)
-    rows = x.numel() // k
+    columns = x.shape[-1]
+    out = torch.empty(*x.shape[:-1], num_groups * num_rows, dtype=out_dtype)
+    rows = x.numel() // columns
     if rows:
         _library().dsv4_gemm(
-            dtype_id(x.dtype), x.data_ptr(), k, rows, packed.data_ptr(), num_rows, k, out.data_ptr(), num_rows,
-            dtype_id(out_dtype),
+            dtype_id(x.dtype), x.data_ptr(), columns, rows, packed.data_ptr(), num_groups, num_rows,
+            columns // num_groups, out.data_ptr(), num_groups * num_rows, dtype_id(out_dtype),
         )  # fmt: skip
-    return out
-
-
-def grouped_gemm(x: torch.Tensor, packed: torch.Tensor, num_groups: int, rows_per_group: int) -> torch.Tensor:
-    """x [T, G * K] times packed [G, rows_per_group / 16, K, 16]. Returns: [T, G * rows_per_group] of x's dtype."""
-    x = x.contiguous()
-    out = torch.empty(x.shape[0], num_groups * rows_per_group, dtype=x.dtype)
-    _library().dsv4_grouped_gemm(
-        dtype_id(x.dtype), x.data_ptr(), x.shape[0], packed.data_ptr(), num_groups, rows_per_group,
-        x.shape[1] // num_groups, out.data_ptr(),
-    )  # fmt: skip
     return out
 
 
