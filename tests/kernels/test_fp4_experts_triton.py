@@ -9,7 +9,8 @@ from dsv4_kernels.moe import build_work_list
 from dsv4_kernels.moe.fp4 import fp4_experts, rows_per_tile, unpack_fp4
 from dsv4_kernels.moe.fp4.inputs import random_experts, random_routing
 from dsv4_kernels.moe.fp4.layout import PackedFp4
-from dsv4_kernels.moe.fp4.triton_impl import TiledRows, config_for, down, gate_up, gather
+from dsv4_kernels.moe.fp4.triton_impl import Config, TiledRows, config_for, down, gate_up, gather
+from dsv4_kernels.moe.fp4.triton_impl import fp4_experts as run_triton
 from dsv4_kernels.quant import Fp8Rows, dequantise_fp8, quantise_fp8
 from dsv4_kernels.testing import relative_error
 from tests.kit.kernel_checks import (
@@ -133,6 +134,18 @@ def test_a_row_has_the_same_bits_in_any_batch_and_tile(triton_device, generator)
     assert_batch_invariant(op, (x, ids, weights), batched=[0, 1, 2], rows=[[0], [39, 3, 3]])
     work = build_work_list(ids, num_experts=E, rows_per_tile=64)
     assert same_bits(op(x, ids, weights), fp4_experts(x, ids, weights, experts, work=work, impl="triton"))
+
+
+@pytest.mark.parametrize("kinds", [{}, {"is_folded": False}])
+def test_every_launch_option_gives_the_same_bits(triton_device, generator, kinds):
+    x, ids, weights, experts = _inputs(generator, triton_device, 3, **kinds)
+    work = build_work_list(ids, num_experts=E, rows_per_tile=16)
+    y = fp4_experts(x, ids, weights, experts, impl="triton")
+
+    options = Config(gate_up_warps=8, gate_up_stages=3, down_warps=8, down_prefetch=1, down_halves=2)
+    other = run_triton(x, None, ids, weights, experts, 0, None, work, torch.bfloat16, options)
+
+    assert same_bits(y, other)
 
 
 def test_shapes_that_disagree_are_refused(generator):

@@ -68,9 +68,9 @@ def _prefill_case(num_tokens: int, target: float, stretch: float) -> KernelCase:
     )
 
 
-# Candidates of (gate-up warps, stages, down warps, stages, prefetches), beside what `config_for` gives.
+# Candidates of (gate-up warps, stages, down warps, stages, prefetches, down halves), beside what `config_for` gives.
 _DECODE_OPTIONS = ((4, 3, 4, 4), (4, 5, 4, 6), (4, 4, 4, 5, 0, 8), (4, 4, 4, 5, 4, 16), (4, 4, 4, 5, 16, 16))
-_PREFILL_OPTIONS = ((4, 3, 4, 3), (8, 3, 8, 3), (8, 4, 4, 4))
+_PREFILL_OPTIONS = ((4, 3, 4, 3), (4, 3, 4, 3, 0, 0, 2), (8, 3, 8, 3, 0, 0, 2), (8, 4, 4, 4))
 
 
 def _variants(

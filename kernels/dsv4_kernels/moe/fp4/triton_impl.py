@@ -25,6 +25,7 @@ class Config:
     down_stages: int = 5
     gate_up_prefetch: int = 0
     down_prefetch: int = 0
+    down_halves: int = 1  # tiles of 128 output columns per program
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +106,13 @@ def gate_up(
 def down(hidden: TiledRows, w2: PackedFp4, work: WorkList, config: Config) -> torch.Tensor:
     """Rows of the routed pairs. Returns: [P, D] bf16 in the order of the pairs; others are not written."""
     num_tiles = w2.words.shape[1]
+    halves = config.down_halves if num_tiles % config.down_halves == 0 else 1
     rows = torch.empty(work.pairs.shape[0], w2.num_rows, dtype=torch.bfloat16, device=hidden.values.device)
-    down_kernel[(num_tiles, work.tile_expert.shape[0])](
+    down_kernel[(num_tiles // halves, work.tile_expert.shape[0])](
         hidden.values, hidden.scale_tiles, w2.words, w2.exponents, w2.block_exponent, work.pairs, work.tile_expert,
         work.tile_first, work.tile_rows, rows, num_columns=w2.num_columns, num_tiles=num_tiles,
-        tokens=work.rows_per_tile, prefetch_blocks=config.down_prefetch, is_folded=w2.is_folded, use_ptx=uses_ptx(rows),
-        launch_pdl=uses_ptx(rows), num_warps=config.down_warps, num_stages=config.down_stages,
+        tokens=work.rows_per_tile, halves=halves, prefetch_blocks=config.down_prefetch, is_folded=w2.is_folded,
+        use_ptx=uses_ptx(rows), launch_pdl=uses_ptx(rows), num_warps=config.down_warps, num_stages=config.down_stages,
     )  # fmt: skip
     return rows
 

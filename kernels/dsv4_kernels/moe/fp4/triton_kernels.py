@@ -68,7 +68,7 @@ def gate_up_kernel(
         num_rows = tl.load(tile_rows_ptr + item)
         gate, up = _product(
             rows_ptr, scale_tiles_ptr, first, item, words_ptr, exponents_ptr, block_exponent_ptr, weight_tile,
-            num_columns, 2, tokens, is_folded, use_ptx,
+            num_columns, 2, True, tokens, is_folded, use_ptx,
         )  # fmt: skip
         gate = tl.minimum(gate, limit)
         up = tl.minimum(tl.maximum(up, -limit), limit)
@@ -86,10 +86,10 @@ def gate_up_kernel(
 def down_kernel(
     hidden_ptr, hidden_scale_tiles_ptr, words_ptr, exponents_ptr, block_exponent_ptr, pairs_ptr, tile_expert_ptr,
     tile_first_ptr, tile_rows_ptr, out_ptr, num_columns: tl.constexpr, num_tiles: tl.constexpr, tokens: tl.constexpr,
-    prefetch_blocks: tl.constexpr, is_folded: tl.constexpr, use_ptx: tl.constexpr,
+    halves: tl.constexpr, prefetch_blocks: tl.constexpr, is_folded: tl.constexpr, use_ptx: tl.constexpr,
 ):  # fmt: skip
-    """One tile of 128 output columns for one tile of the work list. out: [P, D] bf16 in the order of the pairs."""
-    tile = tl.program_id(0)
+    """`halves` tiles of 128 output columns for one tile of the work list. out: [P, D] bf16, in the pairs' order."""
+    tile = tl.program_id(0) * halves
     item = tl.program_id(1)
     expert = tl.load(tile_expert_ptr + item)
     weight_tile = expert.to(tl.int64) * num_tiles + tile
@@ -98,15 +98,17 @@ def down_kernel(
     if expert >= 0:
         first = tl.load(tile_first_ptr + item)
         num_rows = tl.load(tile_rows_ptr + item)
-        product, _ = _product(
+        product, other = _product(
             hidden_ptr, hidden_scale_tiles_ptr, first, item, words_ptr, exponents_ptr, block_exponent_ptr, weight_tile,
-            num_columns, 1, tokens, is_folded, use_ptx,
+            num_columns, halves, False, tokens, is_folded, use_ptx,
         )  # fmt: skip
         column = tl.arange(0, tokens)
         is_row = column < num_rows
         pair = tl.load(pairs_ptr + first + column, mask=is_row, other=0).to(tl.int64)
         at = pair[None, :] * (num_tiles * 128) + tile * 128 + tl.arange(0, 128)[:, None]
         tl.store(out_ptr + at, product.to(tl.bfloat16), mask=is_row[None, :])
+        if halves == 2:
+            tl.store(out_ptr + at + 128, other.to(tl.bfloat16), mask=is_row[None, :])
 
 
 @triton.jit
@@ -148,18 +150,19 @@ def quantise(x, axis: tl.constexpr):
 @triton.jit
 def _product(
     rows_ptr, scale_tiles_ptr, first, item, words_ptr, exponents_ptr, block_exponent_ptr, weight_tile,
-    num_columns: tl.constexpr, halves: tl.constexpr, tokens: tl.constexpr, is_folded: tl.constexpr,
-    use_ptx: tl.constexpr,
+    num_columns: tl.constexpr, halves: tl.constexpr, is_one_tile: tl.constexpr, tokens: tl.constexpr,
+    is_folded: tl.constexpr, use_ptx: tl.constexpr,
 ):  # fmt: skip
-    """A weight tile of 128 or 2 x 128 rows times the activations first, first + 1, ...
+    """128 or 2 x 128 weight rows, one tile or two in a row, times the activations first, first + 1, ...
 
     Columns behind the work item's rows hold other or undefined rows: a column never enters another. The halves share
     the activations and take turns with the registers of a product. Returns: two blocks [128, tokens] fp32.
     """
     num_blocks: tl.constexpr = num_columns // 128
-    tile_rows: tl.constexpr = 128 * halves
+    tile_rows: tl.constexpr = 128 * halves if is_one_tile else 128
+    other_row: tl.constexpr = 64 if is_one_tile else num_blocks * 128  # from a row to the one of the other half
     column = tl.arange(0, tokens)
-    weight_row = tl.arange(0, 64)[:, None] + tl.arange(0, 2)[None, :] * (64 * halves)  # packed order; half 1 is 64 on
+    weight_row = tl.arange(0, 64)[:, None] + tl.arange(0, 2)[None, :] * (tile_rows // 2)  # packed order
     block = weight_tile * num_blocks
     row_ptr = rows_ptr + first.to(tl.int64) * num_columns
     scale_ptr = scale_tiles_ptr + item.to(tl.int64) * (num_blocks * tokens)
@@ -179,7 +182,14 @@ def _product(
             weights = unpack_tile(tl.load(word_ptrs), tl.load(exponent_ptrs), 128, use_ptx)
             total += tl.dot(weights, x) * factor
             if halves == 2:
-                weights = unpack_tile(tl.load(word_ptrs + 64 * 16), tl.load(exponent_ptrs + 64), 128, use_ptx)
+                if not is_one_tile:
+                    shift = tl.load(block_exponent_ptr + block + k + num_blocks) - tl.load(
+                        block_exponent_ptr + block + k
+                    )
+                    factor = (scale + shift).to(tl.float32, bitcast=True)[None, :]
+                weights = unpack_tile(
+                    tl.load(word_ptrs + other_row * 16), tl.load(exponent_ptrs + other_row), 128, use_ptx
+                )
                 other += tl.dot(weights, x) * factor
             following = tl.minimum(k + 1, num_blocks - 1)  # one block ahead: these small reads are not pipelined
             scale = tl.load(scale_ptrs + following * tokens) + tl.load(block_exponent_ptr + block + following)
@@ -194,9 +204,11 @@ def _product(
             scale = tl.load(scale_ptr + column + k // 4 * tokens).to(tl.float32, bitcast=True)
             words = group_words + k // 4 * (tile_rows * 16) + k % 4
             codes = exponent_ptr + k // 4 * tile_rows
-            total += _group_product(words, codes, x, k % 4, 64 * halves, use_ptx) * scale[None, :]
+            total += _group_product(words, codes, x, k % 4, tile_rows // 2, use_ptx) * scale[None, :]
             if halves == 2:
-                other += _group_product(words + 64 * 16, codes + 64, x, k % 4, 128, use_ptx) * scale[None, :]
+                words += other_row * 16
+                codes += other_row
+                other += _group_product(words, codes, x, k % 4, tile_rows // 2, use_ptx) * scale[None, :]
     return total, other
 
 
