@@ -21,7 +21,7 @@ from dsv4_kernels.quant import fake_quant_kv
 from dsv4_kernels.rope import apply_rope_, norm_rope
 
 _TILE_ROWS = 128  # queries of a long chunk per product
-_TILE_VALUES = 1 << 24  # fp32 logits held at once: 64 MiB
+_TILE_VALUES = 1 << 22  # fp32 logits held at once: 16 MiB
 
 
 class Attention(nn.Module):
@@ -100,18 +100,34 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         if not index.chunks:
             return self._attend_paged(q, kv, index, cache, selected)
+        if self._is_fp8:
+            fresh = fake_quant_kv(kv, self._config.qk_rope_head_dim)  # as the ring rows read back: prefill = decode
+        else:
+            fresh = kv
+        if index.paged is None and len(index.chunks) == 1:
+            return self._attend_long(q, fresh, index, cache, index.chunks[0], selected)
         out = torch.empty_like(q)
         if index.paged is not None and index.paged.rows is not None:
             short = index.paged.rows
             out[short] = self._attend_paged(q[short], kv[short], index, cache, selected)
-        if self._is_fp8:
-            kv = fake_quant_kv(kv, self._config.qk_rope_head_dim)  # as the ring rows read back: prefill = decode
         for chunk in index.chunks:
             rows = chunk.span.rows
-            tail = cache.window.gather(chunk.tail_slots)
-            keys = torch.cat((tail, kv[rows]))  # [tail + n, dim]
-            out[rows] = self._attend_chunk(q[rows], keys, index, cache, chunk, selected.get(chunk.span.seq))
-            cache.window.write(chunk.write_slots, keys[keys.shape[0] - chunk.write_slots.shape[0] :])
+            out[rows] = self._attend_long(q[rows], fresh[rows], index, cache, chunk, selected)
+        return out
+
+    def _attend_long(
+        self,
+        q: torch.Tensor,
+        kv: torch.Tensor,
+        index: StepIndex,
+        cache: LayerCache,
+        chunk: Chunk,
+        selected: Mapping[int, torch.Tensor],
+    ) -> torch.Tensor:
+        """A long chunk: read the window rows before it, then write its last ones. q, kv: its own rows."""
+        keys = torch.cat((cache.window.gather(chunk.tail_slots), kv))  # [tail + n, dim]
+        out = self._attend_chunk(q, keys, index, cache, chunk, selected.get(chunk.span.seq))
+        cache.window.write(chunk.write_slots, keys[keys.shape[0] - chunk.write_slots.shape[0] :])
         return out
 
     def _attend_paged(

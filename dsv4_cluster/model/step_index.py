@@ -203,7 +203,8 @@ class StepIndex:
         oldest = span.start - num_tail
         seen = first.unsqueeze(1) + self._arange(0, _num_columns(self.window + block_tokens - 1))
         last = (starts + block_tokens).clamp(max=span.end).unsqueeze(1)
-        return first, torch.where((seen >= oldest) & (seen < last), seen - oldest, -1)
+        is_absent = (seen < oldest).logical_or_(seen >= last)
+        return first, seen.sub_(oldest).masked_fill_(is_absent, -1)
 
     def _chunk(self, span: Span) -> Chunk:
         ring = self._window_ring

@@ -57,7 +57,7 @@ def hc_pre(
 def hc_post(y: torch.Tensor, x: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
     added = post.unsqueeze(-1) * y.float().unsqueeze(1)  # [T, S, D]
     # The contraction is over the first (source) index of comb; the other direction looks plausible and is wrong.
-    return torch.baddbmm(added, comb.transpose(1, 2), x.float()).to(x.dtype)
+    return added.baddbmm_(comb.transpose(1, 2), x.float()).to(x.dtype)
 
 
 def hc_post_pre(
