@@ -22,7 +22,8 @@ class EngineConfig(Settings):
     deterministic: bool | None = Field(
         None,
         description="a request's tokens and logprobs are the same bits alone or in any batch, chunked or whole; "
-        "default: on where the native CPU kernels run, where it costs nothing; true elsewhere is an error",
+        "default: on where the native CPU kernels run, where it costs nothing; elsewhere on a CPU true computes "
+        "row by row, which is slow",
     )
     memory_limit_bytes: int | None = Field(
         None, ge=1, description="device memory the engine may plan for; default: all of the device's"

@@ -73,7 +73,9 @@ class EngineCore:
         self.memory_plan = loaded.plan
         self._loaded = loaded
         self._clock = clock or MonotonicClock()
-        self._runner = ModelRunner(loaded.model, vocab_size=loaded.config.vocab_size)
+        self._runner = ModelRunner(
+            loaded.model, vocab_size=loaded.config.vocab_size, is_row_by_row=loaded.is_row_by_row
+        )
         self._kv = KVManager(kv.num_pages, engine.max_num_seqs)
         self._residency = Residency(self._kv, loaded.pools, kv, max_num_seqs=engine.max_num_seqs)
         self._rows = SamplingRows(

@@ -10,7 +10,7 @@ from dsv4_cluster.config.kv_config import KVConfig
 from dsv4_cluster.config.limits import check_drafter, check_headroom, max_model_len
 from dsv4_cluster.config.model_config import ModelConfig
 from dsv4_cluster.config.speculation_config import SpeculationConfig
-from dsv4_cluster.engine.determinism import check_deterministic
+from dsv4_cluster.engine.determinism import needs_single_rows
 from dsv4_cluster.engine.memory import MemoryPlan, memory_of, plan_memory
 from dsv4_cluster.errors import ConfigError
 from dsv4_cluster.kv.layout import KVLayout
@@ -40,6 +40,7 @@ class LoadedModel:
     mtp: MTPModule | None = None  # the draft layer, when speculation is on
     checkpoint_dir: Path | None = None  # holds tokenizer.json, which constrained answers need
     plan: MemoryPlan | None = None  # what was counted before loading
+    is_row_by_row: bool = False  # deterministic mode without kernels whose rows are independent
 
 
 def load_model(
@@ -66,11 +67,13 @@ def load_model(
         config, parallel, dtype=dtype, device=device, kv_cache_dtype=kv.kv_cache_dtype, indexer_dtype=kv.indexer_dtype
     )
     load_packed(model, checkpoint, parallel)
-    check_deterministic(engine, model, dtype, device)
+    is_row_by_row = needs_single_rows(engine, model, dtype, device)
     mtp = load_mtp(checkpoint, kv, parallel, dtype=dtype, device=device) if num_mtp_layers else None
     pools = KVPools.allocate(layout, kv.num_pages, engine.max_num_seqs, device)
     think_end = special_token_id(checkpoint_dir, THINK_END)
-    return LoadedModel(config, model.eval(), layout, pools, device, limit, think_end, mtp, Path(checkpoint_dir), plan)
+    return LoadedModel(
+        config, model.eval(), layout, pools, device, limit, think_end, mtp, Path(checkpoint_dir), plan, is_row_by_row
+    )
 
 
 def _checked_plan(
