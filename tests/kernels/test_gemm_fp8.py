@@ -133,7 +133,7 @@ def _meta_weight(num_rows, num_columns, num_groups=1):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("num_tokens", "weight"), [(16, (4096, 8192)), (64, (1024, 4096, 8)), (4096, (4096, 8192))])
+@pytest.mark.parametrize(("num_tokens", "weight"), [(16, (1536, 4096)), (64, (1024, 4096, 8)), (4096, (4096, 8192))])
 def test_compiles_for_hopper(num_tokens, weight):
     weight = _meta_weight(*weight)
     x = torch.empty(num_tokens, weight.num_groups * weight.values.shape[1], dtype=torch.bfloat16, device="meta")

@@ -11,7 +11,7 @@ from dsv4_kernels.triton_pdl import uses_ptx, wait_for_previous
 
 __all__ = ["build_work_list", "grouped_experts", "route_by_hash", "route_by_score"]
 
-_CHUNK = 1024  # pairs that a program looks at together
+_CHUNK = 4096  # pairs that a program looks at together
 _TILES = 32  # tiles that a program writes together
 
 
@@ -31,8 +31,8 @@ def build_work_list(topk_ids: torch.Tensor, num_experts: int, first_expert: int,
         _work_list_kernel[(num_experts + 1,)](
             ids, work.pairs, work.tile_expert, work.tile_first, work.tile_rows, work.num_tiles, num_pairs, limit,
             first_expert, num_experts, rows_per_tile=rows_per_tile, bins=triton.next_power_of_2(num_experts + 1),
-            chunk=min(_CHUNK, triton.next_power_of_2(num_pairs)), tiles=_TILES, num_warps=4, use_ptx=uses_ptx(ids),
-            launch_pdl=uses_ptx(ids),
+            chunk=min(_CHUNK, triton.next_power_of_2(num_pairs)), tiles=_TILES,
+            num_warps=4 if num_pairs <= 1024 else 8, use_ptx=uses_ptx(ids), launch_pdl=uses_ptx(ids),
         )  # fmt: skip
     return work
 

@@ -33,7 +33,7 @@ def stream_kernel(
     token = tl.arange(0, tokens)
     source = tl.minimum(token, num_tokens - 1).to(tl.int64)  # columns behind the tokens repeat the last one
     w_ptrs = w_ptr + row[:, None].to(tl.int64) * num_columns + first * 128 + tl.arange(0, 128)[None, :]
-    line = tl.minimum(tl.arange(0, line_block), blocks_per_part - 1)  # of 128 weights; a power of two of them
+    line = tl.minimum(tl.arange(0, line_block), blocks_per_part - 1)  # of 128 weights
     prefetch(w_ptr + row[:, None].to(tl.int64) * num_columns + (first + line)[None, :] * 128, use_ptx)
     wait_for_previous(use_ptx)
     x_ptrs = x_ptr + (source * num_groups + group)[None, :] * num_columns + first * 128 + tl.arange(0, 128)[:, None]
@@ -61,7 +61,7 @@ def stream_kernel(
         if is_last:
             tl.store(arrivals_ptr + tile, 0)
             total = tl.zeros((rows, tokens), tl.float32)
-            for i in range(parts):
+            for i in tl.static_range(parts):  # unrolled, so that the reads overlap
                 total += tl.load(partial_ptr + i * stride + tile * (rows * tokens) + inside, cache_modifier=".cg")
     if is_last:
         at = token[None, :].to(tl.int64) * (num_groups * rows_per_group) + row[:, None]
