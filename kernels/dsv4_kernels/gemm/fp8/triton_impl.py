@@ -59,7 +59,8 @@ def _stream(values: torch.Tensor, scales: torch.Tensor, weight: Fp8Weight, out: 
     stream_kernel[(num_tiles, parts)](
         values, scales, weight.values, weight.scales, out, partial, weight.arrivals, values.shape[0],
         num_columns=num_columns, rows_per_group=weight.rows_per_group, num_groups=weight.num_groups, rows=_STREAM_TILE,
-        tokens=tokens, parts=parts, line_block=min(_MAX_LINES, lines), use_ptx=uses_ptx(values), launch_pdl=uses_ptx(values), num_warps=4, num_stages=stages,
+        tokens=tokens, parts=parts, line_block=min(_MAX_LINES, lines), use_ptx=uses_ptx(values),
+        launch_pdl=uses_ptx(values), num_warps=4, num_stages=stages,
     )  # fmt: skip
 
 
