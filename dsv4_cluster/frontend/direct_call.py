@@ -48,13 +48,16 @@ class DirectCalls:
         self._gate = gate
 
     async def post(self, path: str, body: bytes, caller: Caller) -> DirectAnswer:
-        """Answer a request that is not streamed; it takes a place at the gate. Cancelling it aborts the generation."""
+        """Answer a request that is not streamed and that nobody waits for; it takes a place at the gate.
+
+        Cancelling it aborts the generation.
+        """
         request_id = new_request_id()
         started_s = time.monotonic()
         request = _request(path, body, request_id, caller)
         failure: Dsv4Error | None = None
         try:
-            with self._gate.place(caller):
+            with self._gate.place(caller, is_background=True):
                 response = await self._endpoints[path](request, self._backend)
                 status, text = await _sent(response, request)
         except Exception as err:

@@ -16,7 +16,7 @@ from dsv4_cluster.errors import DrainingError, Dsv4Error, OverloadedError
 from dsv4_cluster.frontend.auth import Keyring
 from dsv4_cluster.frontend.caller import ANONYMOUS, Caller
 from dsv4_cluster.frontend.error_body import CLIENT_GONE_STATUS, error_response
-from dsv4_cluster.frontend.quota import Quotas
+from dsv4_cluster.frontend.quota import Quotas, places
 from dsv4_cluster.ids import new_request_id
 
 REQUEST_ID_HEADERS = ("x-request-id", "request-id")  # the names that OpenAI's and Anthropic's clients read
@@ -40,16 +40,19 @@ class Gate:
         return self._keyring.identify(path, headers)
 
     @contextmanager
-    def place(self, caller: Caller) -> Iterator[None]:
-        """Hold one place for the length of the block. Raises: DrainingError, OverloadedError with the limit."""
+    def place(self, caller: Caller, *, is_background: bool = False) -> Iterator[None]:
+        """Hold one place for the length of the block. is_background: nobody waits, so half of the places stay free.
+
+        Raises: DrainingError, OverloadedError with the limit.
+        """
         if self.is_draining:
             raise DrainingError("this router is about to stop and takes no new requests; try again")
-        if self.num_in_flight >= self._max_in_flight:
+        if self.num_in_flight >= places(self._max_in_flight, is_background=is_background):
             raise OverloadedError(
                 f"{self.num_in_flight} requests are in flight, router.max_ongoing_requests is {self._max_in_flight}; "
                 "try again later"
             )
-        with self._quotas.in_flight(caller):
+        with self._quotas.in_flight(caller, is_background=is_background):
             self.num_in_flight += 1
             try:
                 yield

@@ -17,6 +17,11 @@ from dsv4_cluster.protocol.request import GenerationRequest
 SECONDS_PER_MINUTE = 60.0
 
 
+def places(limit: int, *, is_background: bool) -> int:
+    """How many requests may be in flight. Work that nobody waits for leaves half of the places to others, if it can."""
+    return max(1, limit // 2) if is_background else limit
+
+
 class Quota:
     """What one key or tenant has used."""
 
@@ -29,11 +34,14 @@ class Quota:
         self._balance = float(limits.max_tokens_per_minute or 0)  # tokens
         self._settled_at_s = clock.now_s()
 
-    def enter(self) -> None:
+    def enter(self, *, is_background: bool) -> None:
         """Count one request in flight. Raises: OverloadedError at the limit, with the numbers."""
         limit = self._limits.max_concurrent_requests
-        if limit is not None and self._num_in_flight >= limit:
-            raise OverloadedError(f"{self._label} has {self._num_in_flight} requests in flight, its limit is {limit}")
+        if limit is not None and self._num_in_flight >= places(limit, is_background=is_background):
+            share = ", half of it for batches" if is_background else ""
+            raise OverloadedError(
+                f"{self._label} has {self._num_in_flight} requests in flight, its limit is {limit}{share}"
+            )
         self._num_in_flight += 1
 
     def leave(self) -> None:
@@ -85,12 +93,12 @@ class Quotas:
         return self.of(request.key_name, request.tenant.partition("/")[0])
 
     @contextmanager
-    def in_flight(self, caller: Caller) -> Iterator[None]:
-        """Count one request for the length of the block. Raises: OverloadedError."""
+    def in_flight(self, caller: Caller, *, is_background: bool = False) -> Iterator[None]:
+        """Count one request for the length of the block; is_background: see `places`. Raises: OverloadedError."""
         entered: list[Quota] = []
         try:
             for quota in self.of(caller.key_name, caller.tenant):
-                quota.enter()
+                quota.enter(is_background=is_background)
                 entered.append(quota)
             yield
         finally:

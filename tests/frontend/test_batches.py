@@ -228,9 +228,9 @@ def test_lines_stand_back_for_other_requests_and_are_few_at_a_time(start):
     assert len(requests) == 20 and 1 < max(in_flight) <= 5  # 4 lines, and perhaps our own POST
 
 
-def test_a_line_counts_against_the_limits_of_its_key(start, monkeypatch):
+def test_lines_take_half_of_what_their_key_may_have_and_others_the_rest(start, monkeypatch):
     monkeypatch.setattr("dsv4_cluster.frontend.batch_run.FIRST_PAUSE_S", 0.01)
-    limits = UsageLimits(max_concurrent_requests=2)
+    limits = UsageLimits(max_concurrent_requests=4)
     router = start(keys={"alice": ALICE}, api={"alice": {"limits": limits}})
     client = router.client(ALICE)
     under_way = []
@@ -240,10 +240,14 @@ def test_a_line_counts_against_the_limits_of_its_key(start, monkeypatch):
         return [0.01, *chunks_of(tokens_of("Hello"))]
 
     router.service.script = script
-    done = until_over(client, submit(client, [line(f"c{i}") for i in range(8)]))
+    batch = submit(client, [line(f"c{i}") for i in range(40)])
+    router.service.wait_until_started()
+    while client.batches.retrieve(batch.id).status not in OVER:
+        client.completions.create(model=MODEL, prompt="hi")  # never a 429
 
-    assert done.request_counts.to_dict() == {"total": 8, "completed": 8, "failed": 0}
-    assert max(under_way) == 2  # of the 4 lines that batches may have
+    done = client.batches.retrieve(batch.id)
+    assert done.request_counts.to_dict() == {"total": 40, "completed": 40, "failed": 0}
+    assert len(router.service.requests) > 40 and max(under_way) <= 3
 
 
 def test_tenants_do_not_find_each_others_files_and_batches(start):
