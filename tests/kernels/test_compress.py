@@ -228,8 +228,7 @@ def test_compiles_for_hopper_with_wide_loads_and_without_spills(ratio, keys, max
     assert len(launches) == (1 if max_seqlen_q <= HEADROOM + 1 else 2)
     kernels = [launch.compile() for launch in launches]
     for kernel in kernels:
-        # With the Hadamard transform LLVM leaves a frame of 8 bytes that no instruction touches.
-        assert kernel.spill_bytes <= 8 and kernel.count(r"\b(LDL|STL)\b") == 0
+        kernel.assert_no_spills()
     kernels[0].assert_128bit_loads()
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dsv4_kernels.moe import route_by_hash, route_by_score, sqrt_softplus
+from dsv4_kernels.moe import build_work_list, route_by_hash, route_by_score, sqrt_softplus
 from dsv4_kernels.router import route
 from dsv4_kernels.testing import assert_within, unit_roundoff
 from tests.kit.kernel_checks import (
@@ -103,6 +103,18 @@ def test_padded_rows_route_nowhere(triton_device, generator, impl, way):
 
     assert (chosen[[1, 4]] == -1).all() and (weights[[1, 4]] == 0).all()
     assert (chosen[[0, 2, 3]] >= 0).all() and (weights[[0, 2, 3]] > 0).all()
+
+
+def test_padded_rows_are_in_no_tile_of_the_work_list(triton_device, generator):
+    x, weight, ids, bias, _ = _inputs(5, 128, 32, generator, triton_device)
+    ids[1], ids[4] = -1, VOCAB
+
+    chosen, _ = route(x, weight, ids, bias=bias, **OPTIONS, impl="triton")
+    work = build_work_list(chosen, num_experts=32, rows_per_tile=16, impl="triton")
+
+    pairs = work.pairs[work.pairs >= 0]
+    assert sorted((pairs // 6).tolist()) == [0] * 6 + [2] * 6 + [3] * 6
+    assert int(work.tile_rows.sum()) == 18
 
 
 def test_a_row_of_nan_still_names_experts_that_exist(triton_device, generator):

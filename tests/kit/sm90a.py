@@ -54,7 +54,9 @@ class Sm90aKernel:
         return self._resources["STACK"] + self._resources["LOCAL"]
 
     def assert_no_spills(self) -> None:
-        assert self.spill_bytes == 0, f"{self.name}: {self.spill_bytes} bytes of stack, {self.registers} registers"
+        """No instruction goes to local memory; LLVM may leave a frame of a few bytes that none touches."""
+        spills = self.count(r"\b(LDL|STL)\b")
+        assert spills == 0, f"{self.name}: {spills} spills, {self.spill_bytes} bytes, {self.registers} registers"
 
     def assert_tensor_core(self, instruction: str) -> None:
         """instruction: "QGMMA" (FP8) or "HGMMA" (bf16)."""

@@ -1,9 +1,10 @@
-"""Where top_k, top_p and min_p cut a row, in Triton: one program per row, a search on the bits of scaled logits.
+"""Where top_k, top_p and min_p cut a row, in Triton: a search on the bits of scaled logits.
 
 A scaled logit is at most 0, so the bits of its magnitude, read as an integer, order tokens by falling probability. A
 cut is the largest such integer that stays, and how many of the tokens with exactly that one do. The search halves the
 range of integers; it works on the head of the row in registers, or, when the run of kept tokens is longer, on all of
-the row in memory. How long a row's head is depends on that row alone.
+the row in memory. `count_kernel` and `gather_kernel` collect the head, every tile of the vocabulary in a program of its
+own. How long a row's head is depends on that row alone.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -12,8 +13,8 @@ import triton
 import triton.language as tl
 
 HEAD = 2048  # tokens that the search holds in registers
-_BINS = tl.constexpr(256)
-_BINS_PER_NAT = tl.constexpr(8.0)
+BINS = 128  # by distance from the best token, a quarter of a nat each
+_BINS_PER_NAT = tl.constexpr(4.0)
 _INF_BITS = tl.constexpr(0x7F800000)
 _ALL = tl.constexpr(2**31 - 1)
 
@@ -25,28 +26,103 @@ def scaled_bits(x, most, temperature):
 
 
 @triton.jit
-def find_cut(
-    row, head, vocab_size, most, total, temperature, top_k, top_p, min_p, TILE: tl.constexpr, HEAD: tl.constexpr,
+def limits_of(row, top_k, top_p, min_p, temperature, vocab_size):
+    """A row's top_k (vocab_size = none), top_p, min_p, and whether it is to be cut at all."""
+    k = vocab_size
+    if top_k is not None:
+        k = tl.load(top_k + row).to(tl.int32)
+    p = tl.load(top_p + row)
+    least = 0.0 * p
+    if min_p is not None:
+        least = tl.load(min_p + row)
+    is_cut = (tl.load(temperature + row) > 0) & (((k > 0) & (k < vocab_size)) | (p < 1.0) | (least > 0.0))
+    return k, p, least, is_cut
+
+
+@triton.jit
+def count_kernel(
+    logits, temperature, top_k, top_p, min_p, maxima, counts, vocab_size, num_tiles,
+    TILE: tl.constexpr, TILES: tl.constexpr, BINS: tl.constexpr,
 ):  # fmt: skip
-    """row: pointer to logits. head: pointer to HEAD int32 of scratch. total: sum of exp of scaled logits, fp64.
+    """counts[row, tile, bin]: tokens of a tile by their distance from the row's best."""
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1)
+    _k, _p, _least, is_cut = limits_of(row, top_k, top_p, min_p, temperature, vocab_size)
+    if is_cut:
+        most = row_maximum(maxima, row, num_tiles, TILES)
+        token = tile * TILE + tl.arange(0, TILE)
+        x = tl.load(logits + row * vocab_size + token, mask=token < vocab_size, other=float("-inf"))
+        bins = _bins(scaled_bits(x, most, tl.load(temperature + row)), BINS)
+        tl.store(counts + (row * num_tiles + tile) * BINS + tl.arange(0, BINS), tl.histogram(bins, BINS))
+
+
+@triton.jit
+def gather_kernel(
+    logits, temperature, top_k, top_p, min_p, maxima, counts, head, vocab_size, num_tiles,
+    TILE: tl.constexpr, TILES: tl.constexpr, BINS: tl.constexpr, HEAD: tl.constexpr,
+):  # fmt: skip
+    """head[row]: the bits of the most probable tokens, whole bins of them, at most HEAD, in the order of their ids."""
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1)
+    _k, _p, _least, is_cut = limits_of(row, top_k, top_p, min_p, temperature, vocab_size)
+    if is_cut:
+        most = row_maximum(maxima, row, num_tiles, TILES)
+        num_bins, first, _total = _head_of(counts, row, tile, num_tiles, TILES, BINS, HEAD)
+        token = tile * TILE + tl.arange(0, TILE)
+        x = tl.load(logits + row * vocab_size + token, mask=token < vocab_size, other=float("-inf"))
+        bits = scaled_bits(x, most, tl.load(temperature + row))
+        is_head = (_bins(bits, BINS) < num_bins).to(tl.int32)
+        tl.store(head + row * HEAD + first + tl.cumsum(is_head, axis=0) - 1, bits, mask=is_head != 0)
+
+
+@triton.jit
+def row_maximum(maxima, row, num_tiles, TILES: tl.constexpr):
+    tile = tl.arange(0, TILES)
+    return tl.max(tl.load(maxima + row * num_tiles + tile, mask=tile < num_tiles, other=float("-inf")), axis=0)
+
+
+@triton.jit
+def _head_of(counts, row, tile, num_tiles, TILES: tl.constexpr, BINS: tl.constexpr, HEAD: tl.constexpr):
+    """Bins that the head takes, its tokens in tiles before `tile`, and in all."""
+    tiles, bins = tl.arange(0, TILES)[:, None], tl.arange(0, BINS)[None, :]
+    count = tl.load(counts + (row * num_tiles + tiles) * BINS + bins, mask=tiles < num_tiles, other=0)
+    upto = tl.cumsum(tl.sum(count, axis=0), axis=0)
+    # The last bin holds everything farther away.
+    num_bins = tl.sum(((upto <= HEAD) & (tl.arange(0, BINS) < BINS - 1)).to(tl.int32), axis=0)
+    count = tl.where(bins < num_bins, count, 0)
+    before = tl.sum(tl.sum(tl.where(tiles < tile, count, 0), axis=1), axis=0)
+    return num_bins, before, tl.sum(tl.sum(count, axis=1), axis=0)
+
+
+@triton.jit
+def _bins(bits, BINS: tl.constexpr):
+    return tl.minimum(bits.to(tl.float32, bitcast=True) * _BINS_PER_NAT, BINS - 1.0).to(tl.int32)
+
+
+@triton.jit
+def find_cut(
+    logits, head, counts, row, vocab_size, num_tiles, most, total, temperature, top_k, top_p, min_p,
+    TILE: tl.constexpr, TILES: tl.constexpr, BINS: tl.constexpr, HEAD: tl.constexpr,
+):  # fmt: skip
+    """total: sum of exp of the row's scaled logits, fp64.
 
     Returns: (bits, last id among those with exactly these bits) of the last token that stays.
     """
     has_k = (top_k > 0) & (top_k < vocab_size)
     has_p = top_p < 1.0
-    num_head = _gather_head(row, head, vocab_size, most, temperature, TILE, HEAD)
-    tl.debug_barrier()  # other threads of the program read what this one stored
+    x = logits + row * vocab_size
+    _num_bins, _before, num_head = _head_of(counts, row, 0, num_tiles, TILES, BINS, HEAD)
     slot = tl.arange(0, HEAD)
-    bits = tl.load(head + slot, mask=slot < num_head, other=_INF_BITS)
+    bits = tl.load(head + row * HEAD + slot, mask=slot < num_head, other=_INF_BITS)
     mass = tl.exp(-(bits.to(tl.float32, bitcast=True))).to(tl.float64)
     in_head = tl.where(has_k, top_k <= num_head, tl.sum(mass, axis=0) >= top_p * total)
     if in_head | ((not has_k) & (not has_p)):
         limit, ties = _search(
-            bits, mass, row, vocab_size, most, total, temperature, top_k, has_k, top_p, has_p, TILE, True
+            bits, mass, x, vocab_size, most, total, temperature, top_k, has_k, top_p, has_p, TILE, True
         )
     else:
         limit, ties = _search(
-            bits, mass, row, vocab_size, most, total, temperature, top_k, has_k, top_p, has_p, TILE, False
+            bits, mass, x, vocab_size, most, total, temperature, top_k, has_k, top_p, has_p, TILE, False
         )
     if min_p > 0.0:
         floor = (-tl.log(min_p.to(tl.float64))).to(tl.float32)
@@ -55,37 +131,11 @@ def find_cut(
         limit = tl.minimum(limit, floor_bits)
     last_id = vocab_size
     if ties != _ALL:
-        last_id = _id_of_tie(row, vocab_size, most, temperature, limit, ties, TILE)
+        # All of the head's tokens with these bits may stay: then no id has to be found.
+        num_tied = tl.sum((bits == limit).to(tl.int32), axis=0)
+        if (not in_head) | (num_tied > ties):
+            last_id = _id_of_tie(x, vocab_size, most, temperature, limit, ties, TILE)
     return limit, last_id
-
-
-@triton.jit
-def _gather_head(row, head, vocab_size, most, temperature, TILE: tl.constexpr, HEAD: tl.constexpr):
-    """Store the bits of the most probable tokens, whole bins of them, at most HEAD, in the order of their ids."""
-    counts = tl.zeros((_BINS,), tl.int32)
-    for first in range(0, vocab_size, TILE):
-        bins = _bins(row, first, vocab_size, most, temperature, TILE)
-        counts += tl.histogram(bins, _BINS)
-    upto = tl.cumsum(counts, axis=0)
-    fits = (upto <= HEAD) & (tl.arange(0, _BINS) < _BINS - 1)  # the last bin holds everything farther away
-    num_bins = tl.sum(fits.to(tl.int32), axis=0)
-    stored = 0
-    for first in range(0, vocab_size, TILE):
-        is_head = (_bins(row, first, vocab_size, most, temperature, TILE) < num_bins).to(tl.int32)
-        token = first + tl.arange(0, TILE)
-        x = tl.load(row + token, mask=token < vocab_size, other=float("-inf"))
-        to = stored + tl.cumsum(is_head, axis=0) - 1
-        tl.store(head + to, scaled_bits(x, most, temperature), mask=is_head != 0)
-        stored += tl.sum(is_head, axis=0)
-    return stored
-
-
-@triton.jit
-def _bins(row, first, vocab_size, most, temperature, TILE: tl.constexpr):
-    token = first + tl.arange(0, TILE)
-    x = tl.load(row + token, mask=token < vocab_size, other=float("-inf"))
-    distance = scaled_bits(x, most, temperature).to(tl.float32, bitcast=True) * _BINS_PER_NAT
-    return tl.minimum(distance, _BINS - 1.0).to(tl.int32)
 
 
 @triton.jit

@@ -1,9 +1,10 @@
-"""Sampling in Triton, four launches without a host sync, whatever the rows ask for.
+"""Sampling in Triton, six launches without a host sync, whatever the rows ask for.
 
-1. per row and tile of the vocabulary: maximum, its id, sum of exp; 2. per row: the cut of top_k, top_p and min_p
-(`triton_cut.py`), at once for rows without; 3. per row and span of tiles: the best logit plus noise among what is left;
-4. per row: the best span. The two logarithms of the noise are taken only in tiles where a token can still win: noise
-with uniform u exceeds n only if u <= exp(-n), which costs one exp2. Tokens are those of the reference, bit for bit.
+1. per row and tile of the vocabulary: maximum, its id, sum of exp; 2. to 4. the cut of top_k, top_p and min_p
+(`triton_cut.py`), over at once for rows without; 5. per row and span of tiles: the best logit plus noise among what is
+left; 6. per row: the best span. The two logarithms of the noise are taken only in tiles where a token can still win:
+noise with uniform u exceeds n only if u <= exp(-n), which costs one exp2. Tokens are those of the reference, bit for
+bit.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -13,7 +14,7 @@ import triton
 import triton.language as tl
 
 from dsv4_kernels.sampling import reference
-from dsv4_kernels.sampling.triton_cut import HEAD, find_cut, scaled_bits
+from dsv4_kernels.sampling.triton_cut import BINS, HEAD, count_kernel, find_cut, gather_kernel, limits_of, scaled_bits
 from dsv4_kernels.sampling.triton_edits import add_bias, apply_bitmask, apply_penalties, ban_tokens
 from dsv4_kernels.sampling.triton_logprobs import token_logprobs
 from dsv4_kernels.sampling.triton_noise import gumbel, noise_bits, noise_state
@@ -30,8 +31,10 @@ __all__ = [
 ]
 
 _TILE = 4096  # tokens of one program of the first pass
+_PASS_TILE = 2048  # tokens that a pass over a whole row takes at once; more of them spill
 _NOISE_TILE = 1024  # tokens whose noise is formed together
 _SPAN_TILES = 8  # noise tiles of one program: the later ones profit from the best of the earlier ones
+_FEW_ROWS = 16  # up to here a program takes one tile: the chip is not full otherwise
 
 _LOWEST = tl.constexpr(-(2**63))
 _INF_BITS = tl.constexpr(0x7F800000)
@@ -75,15 +78,21 @@ def sample(
     row_best = torch.empty(num_rows, dtype=torch.int32, device=device)
     cuts = torch.empty(num_rows, 2, dtype=torch.int32, device=device)
     head = torch.empty(num_rows, HEAD, dtype=torch.int32, device=device)
+    counts = torch.empty(num_rows, num_tiles, BINS, dtype=torch.int32, device=device)
+    tiles = {"TILE": _TILE, "TILES": triton.next_power_of_2(num_tiles)}
+    grid, limits = (num_rows, num_tiles), (temperature, top_k, top_p, min_p, maxima, counts)
+    count_kernel[grid](logits, *limits, vocab_size, num_tiles, BINS=BINS, **tiles, num_warps=4)
+    gather_kernel[grid](logits, *limits, head, vocab_size, num_tiles, BINS=BINS, HEAD=HEAD, **tiles, num_warps=4)
     _cut_kernel[(num_rows,)](
-        logits, temperature, top_k, top_p, min_p, maxima, best_ids, masses, head, row_most, row_best, cuts, vocab_size,
-        num_tiles, TILES=triton.next_power_of_2(num_tiles), TILE=_TILE, HEAD=HEAD, num_warps=8,
+        logits, temperature, top_k, top_p, min_p, maxima, best_ids, masses, counts, head, row_most, row_best, cuts,
+        vocab_size, num_tiles, BINS=BINS, HEAD=HEAD, TILE=_PASS_TILE, TILES=tiles["TILES"], num_warps=4,
     )  # fmt: skip
-    num_spans = triton.cdiv(vocab_size, _NOISE_TILE * _SPAN_TILES)
+    span_tiles = 1 if num_rows <= _FEW_ROWS else _SPAN_TILES  # the best of all spans does not depend on it
+    num_spans = triton.cdiv(vocab_size, _NOISE_TILE * span_tiles)
     keys = torch.empty(num_rows, num_spans, dtype=torch.int64, device=device)
     _choose_kernel[(num_rows, num_spans)](
         logits, temperature, seeds, positions, row_most, row_best, cuts, keys, vocab_size, num_spans, TILE=_NOISE_TILE,
-        TILES=_SPAN_TILES, num_warps=4,
+        TILES=span_tiles, num_warps=4,
     )  # fmt: skip
     _finish_kernel[(num_rows,)](
         keys, temperature, row_best, token_ids, num_spans, SPANS=triton.next_power_of_2(num_spans), num_warps=1
@@ -119,8 +128,8 @@ def _tile_kernel(
 
 @triton.jit
 def _cut_kernel(
-    logits, temperature, top_k, top_p, min_p, maxima, best_ids, masses, head, row_most, row_best, cuts, vocab_size,
-    num_tiles, TILES: tl.constexpr, TILE: tl.constexpr, HEAD: tl.constexpr,
+    logits, temperature, top_k, top_p, min_p, maxima, best_ids, masses, counts, head, row_most, row_best, cuts,
+    vocab_size, num_tiles, TILE: tl.constexpr, TILES: tl.constexpr, BINS: tl.constexpr, HEAD: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     tile = tl.arange(0, TILES)
@@ -130,22 +139,16 @@ def _cut_kernel(
     best = tl.load(best_ids + at, mask=(tile < num_tiles) & (maximum == most), other=2**31 - 1)
     tl.store(row_most + row, most)
     tl.store(row_best + row, tl.minimum(tl.min(best, axis=0), vocab_size - 1))  # a row of NaN has no best token
-    heat = tl.load(temperature + row)
-    k = vocab_size
-    if top_k is not None:
-        k = tl.load(top_k + row).to(tl.int32)
-    p = tl.load(top_p + row)
-    least = 0.0 * p
-    if min_p is not None:
-        least = tl.load(min_p + row)
     limit = _INF_BITS + 0 * vocab_size
     last_id = vocab_size
-    if (heat > 0) & (((k > 0) & (k < vocab_size)) | (p < 1.0) | (least > 0.0)):
+    k, p, least, is_cut = limits_of(row, top_k, top_p, min_p, temperature, vocab_size)
+    if is_cut:
+        heat = tl.load(temperature + row)
         mass = tl.load(masses + at, mask=(tile < num_tiles) & (maximum > float("-inf")), other=0.0)
         shift = tl.where(maximum > float("-inf"), (maximum - most) / heat, 0.0)
         total = tl.sum((mass * tl.exp(shift)).to(tl.float64), axis=0)
         limit, last_id = find_cut(
-            logits + row * vocab_size, head + row * HEAD, vocab_size, most, total, heat, k, p, least, TILE, HEAD
+            logits, head, counts, row, vocab_size, num_tiles, most, total, heat, k, p, least, TILE, TILES, BINS, HEAD
         )
     tl.store(cuts + row * 2, limit)
     tl.store(cuts + row * 2 + 1, last_id)
