@@ -32,6 +32,7 @@ from dsv4_cluster.tokenizer.dsml_tags import (
     TagKind,
     Unfinished,
     first_trigger,
+    is_cut_mark,
     may_become_mark,
     parse_tag,
     parse_thoughts_end,
@@ -158,7 +159,7 @@ class MarkupScanner:
             return True
         if tag.kind is TagKind.THOUGHTS and self._is_thinking:
             self._is_thinking = False
-            self._release(out, start)
+            self._end_text(out, start)
             out.add_text(THINK_END, self._drop(tag.end - start))
         else:
             self._take(out, start, tag, is_call=is_call)
@@ -166,8 +167,13 @@ class MarkupScanner:
 
     def _take(self, out: _Output, start: int, tag: Tag, *, is_call: bool) -> None:
         """Begin a block at a tag, or remove the tag."""
-        keep = start if is_call and self._tools else self._joint(start)
         end = start if is_call and tag.kind is TagKind.INVOKE else tag.end  # the block reads its invokes itself
+        if is_call and self._tools:
+            self._end_text(out, start)
+            out.add_text("", self._drop(end - start))
+            self._block = self._new_block()
+            return
+        keep = self._joint(start)
         self._release(out, keep)
         kept = self._text[: start - keep]
         out.add_text("", self._drop(end - keep))
@@ -175,6 +181,13 @@ class MarkupScanner:
             self._block, self._before_block = self._new_block(), kept
         else:
             self._put_back(kept)
+
+    def _end_text(self, out: _Output, end: int) -> None:
+        """Pass on the last text of the thoughts or of the answer, without half a mark at its end."""
+        starts = range(max(0, end - MAX_MARK_CHARS), end)
+        cut = next((start for start in starts if is_cut_mark(self._text[start:end])), end)
+        self._release(out, cut)
+        out.add_text("", self._drop(end - cut))
 
     def _first_tag(self, *, is_last: bool) -> tuple[int, Tag | Unfinished | None]:
         """(where, what)."""

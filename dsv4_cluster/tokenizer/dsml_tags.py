@@ -79,7 +79,7 @@ def parse_tag(text: str, start: int, *, is_last: bool, takes_unmarked: bool) -> 
     if mark is None:
         if not is_last and may_become_mark(text[start:]):
             return Unfinished.TAG
-        if is_last and _is_cut_mark(text, start):
+        if is_last and is_cut_mark(text[start:]):
             return Tag(kind=TagKind.OTHER, end=len(text))
         return _unmarked_tag(text, start, is_last=is_last) if takes_unmarked else None
     if mark.end() == len(text) and not is_last:
@@ -207,6 +207,6 @@ def may_become_mark(text: str) -> bool:
     return _MARK_START.fullmatch(text) is not None
 
 
-def _is_cut_mark(text: str, start: int) -> bool:
-    """A text that ends inside a mark, at least one letter in."""
-    return may_become_mark(text[start:]) and re.search(_BARS + " ?D", text[start:], re.IGNORECASE) is not None
+def is_cut_mark(text: str) -> bool:
+    """Whether a text is the beginning of a mark and at least one letter of it."""
+    return may_become_mark(text) and re.search(_BARS + " ?D", text, re.IGNORECASE) is not None
