@@ -178,6 +178,7 @@ class LLM:
         prefix_cache: bool = True,
         host_memory_bytes: int = 0,
         num_draft_tokens: int | Literal["auto"] = 0,
+        deterministic: bool | None = None,
         device: str = "cpu",
     ) -> None:
         """Load a checkpoint directory.
@@ -185,6 +186,7 @@ class LLM:
         num_draft_tokens: tokens that the MTP layer drafts per step, 0 to 4, or "auto" to follow acceptance and load;
         answers are those of plain decoding. num_pages: cache size in pages of 256 tokens. prefix_cache: resume prompts
         from earlier ones, exactly. host_memory_bytes: room for what falls out of the pages.
+        deterministic: the same bits alone or in any batch; None = where that is free, True = also row by row, slowly.
         dtype auto: bfloat16, but float32 on a CPU without fast bf16 (AVX-512 BF16 and a C compiler).
         Raises: CheckpointError, ConfigError, pydantic.ValidationError on values out of range.
         """
@@ -194,6 +196,7 @@ class LLM:
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
+            deterministic=deterministic,
             num_threads=torch.get_num_threads(),
         )
         kv = KVConfig(

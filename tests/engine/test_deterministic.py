@@ -39,7 +39,7 @@ def load(toy_dir, dtype: str, num_draft_tokens: int = 0, **kv) -> Case:
     speculation = SpeculationConfig(num_draft_tokens=num_draft_tokens)
     loaded = load_model(toy_dir, engine, KVConfig(num_pages=1, **kv), speculation, ParallelState())
     if loaded.is_row_by_row:
-        return Case(loaded, kv, (3, 40, 130), (5, 128), 6)
+        return Case(loaded, kv, (3, 40, 130), (5,), 4)
     return Case(loaded, kv, (1, 3, 5, 40, 127, 128, 130, 300), (1, 3, 4, 5, 127, 128, 129), 12)
 
 
@@ -50,7 +50,8 @@ def case(request, toy_dir) -> Case:
 
 @pytest.fixture(scope="module", params=["bfloat16", "float32"])
 def compressed_case(request, toy_dir) -> Case:
-    return load(toy_dir, request.param, kv_cache_dtype="fp8", indexer_dtype="fp4")
+    loaded = load(toy_dir, request.param, kv_cache_dtype="fp8", indexer_dtype="fp4")
+    return replace(loaded, lengths=(5, 130), cuts=(7,))
 
 
 @pytest.fixture
@@ -149,8 +150,15 @@ def test_a_prefix_computed_for_another_prompt_gives_the_same_bits_as_cold(case, 
     assert said(warm) == said(cold)
 
 
+@pytest.fixture(scope="module", params=["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
+def long_case(request, toy_dir) -> Case:
+    """Preemption takes more than a page per request: about 1,000 rows."""
+    return load(toy_dir, request.param)
+
+
 @pytest.mark.parametrize("spill", [{}, {"host_memory_bytes": 10**9}], ids=["recompute", "spill"])
-def test_a_preempted_request_gives_the_same_bits(spill, case, ask, run, alone):
+def test_a_preempted_request_gives_the_same_bits(spill, long_case, ask, run, alone):
+    case = long_case
     fields = {"prompt_logprobs": None, "max_tokens": case.num_tokens}
     lengths = (256 - case.num_tokens // 2, 255 - case.num_tokens // 2)
     engine = start(case, num_pages=3, prefix_cache=False, **spill)
