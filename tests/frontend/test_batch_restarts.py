@@ -68,21 +68,21 @@ def expected(num_lines):
 
 def test_a_killed_router_goes_on_where_it_was_and_answers_nothing_twice(start, tmp_path):
     process, client = start()
-    batch_id = submit(client, 40)
+    batch_id = submit(client, 80)
     wait_until(lambda: client.batches.retrieve(batch_id).request_counts.completed >= 5, limit_s=20)
     process.send_signal(signal.SIGKILL)
     process.wait()
     contents = (tmp_path / "batches" / "files" / "t-").glob("*.jsonl")
     (unfinished,) = [path for path in contents if not path.with_suffix(".json").exists()]
-    assert 5 <= unfinished.read_bytes().count(b"\n") < 40
+    assert 5 <= unfinished.read_bytes().count(b"\n") < 80
 
     _, client = start()
     done = until_completed(client, batch_id)
 
-    assert sorted(answers(client, done)) == expected(40)
-    assert done.request_counts.to_dict() == {"total": 40, "completed": 40, "failed": 0}
+    assert sorted(answers(client, done)) == expected(80)
+    assert done.request_counts.to_dict() == {"total": 80, "completed": 80, "failed": 0}
     num_generated = len((tmp_path / "log").read_text().splitlines())
-    assert num_generated <= 40 + 2  # again: at most the two that were under way
+    assert num_generated <= 80 + 2  # again: at most the two that were under way
 
 
 def test_two_routers_on_one_directory_run_a_batch_once_and_one_takes_over_from_the_other(start, tmp_path):
@@ -94,13 +94,13 @@ def test_two_routers_on_one_directory_run_a_batch_once_and_one_takes_over_from_t
             assert sorted(answers(reader, until_completed(reader, batch_id))) == expected(15)
     assert len((tmp_path / "log").read_text().splitlines()) == 30
 
-    long = submit(client, 40)
+    long = submit(client, 80)
     wait_until(lambda: other.batches.retrieve(long).request_counts.completed >= 3, limit_s=20)
     holder = _holder((first, second), tmp_path / "batches" / "active")
     holder.kill()
     survivor = other if holder is first else client
 
-    assert sorted(answers(survivor, until_completed(survivor, long))) == expected(40)
+    assert sorted(answers(survivor, until_completed(survivor, long))) == expected(80)
 
 
 def _holder(processes, active):
