@@ -10,11 +10,11 @@ from dsv4_cluster.frontend.field_table import check_keys
 
 # `name` has no place in the prompt format: a participant's name is accepted and not shown to the model
 _EVERY_ROLE = frozenset({"role", "content", "name"})
-_KEYS = {
+MESSAGE_KEYS = {
     "assistant": _EVERY_ROLE | {"reasoning_content", "tool_calls", "prefix"},
     "tool": _EVERY_ROLE | {"tool_call_id"},
 }
-_REFUSED: dict[str, tuple[Any, ...]] = {
+EMPTY_KEYS: dict[str, tuple[Any, ...]] = {
     "refusal": ("",),
     "annotations": ([],),
     "audio": (),
@@ -48,8 +48,8 @@ def check_tools(tools: list[Any], *, ignores_unknown: bool) -> None:
 
 def _checked(message: dict[str, Any], name: str, *, ignores_unknown: bool) -> dict[str, Any]:
     role = message.get("role")
-    keys = _KEYS.get(role, _EVERY_ROLE) if isinstance(role, str) else _EVERY_ROLE
-    check_keys(message, name, keys, _REFUSED, ignores_unknown=ignores_unknown)
+    keys = MESSAGE_KEYS.get(role, _EVERY_ROLE) if isinstance(role, str) else _EVERY_ROLE
+    check_keys(message, name, keys, EMPTY_KEYS, ignores_unknown=ignores_unknown)
     for key in ("content", "tool_calls"):
         if isinstance(message.get(key), list):
             for index, part in enumerate(message[key]):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsv4_cluster.frontend.batches import BATCHES
+from dsv4_cluster.frontend.chat_messages import EMPTY_KEYS, MESSAGE_KEYS
 from dsv4_cluster.frontend.field_table import FieldTable
 from dsv4_cluster.frontend.fields import CHAT, COMPLETION
 from dsv4_cluster.frontend.message_fields import COUNT_TOKENS, MESSAGES
@@ -53,3 +54,12 @@ def test_the_fields_of_a_counting_endpoint_are_those_in_the_code(path):
     [sentence] = re.findall(rf"^`POST {re.escape(path)}` takes ([^{{]*?) and answers", TEXT, re.MULTILINE)
 
     assert set(re.findall(r"`(\w+)`", sentence)) == COUNTING[path].honoured
+
+
+def test_the_keys_of_chat_messages_are_named():
+    section = TEXT.partition("## POST /v1/chat/completions")[2].partition("\n## ")[0]
+    text = section.partition("Messages have")[2]
+
+    assert {key for keys in MESSAGE_KEYS.values() for key in keys} | set(EMPTY_KEYS) <= set(
+        re.findall(r"`(\w+)`", text)
+    )
