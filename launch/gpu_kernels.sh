@@ -8,13 +8,13 @@ out=${1:?usage: gpu_kernels.sh OUT_DIR [WORDS]}
 shift
 mkdir -p "$out"
 export PYTHONPATH=.:kernels
-python=python3
+workers=()  # most of a test is compiling, which takes a core each
+python3 -c "import xdist" 2>/dev/null && workers=(-n 8)
 
-"$python" -m dsv4_kernels | tee "$out/table.txt"
-"$python" -m pytest -o addopts="" --confcutdir=tests/kernels --import-mode=importlib -p no:cacheprovider -q \
-  -m gpu tests/kernels >"$out/tests.txt" 2>&1
+python3 -m dsv4_kernels | tee "$out/table.txt"
+python3 -m pytest -o addopts="" --confcutdir=tests/kernels --import-mode=importlib -p no:cacheprovider -q \
+  ${workers[@]+"${workers[@]}"} -m gpu tests/kernels >"$out/tests.txt" 2>&1
 tests=$?
 tail -n 40 "$out/tests.txt"
-"$python" -m dsv4_kernels.benchmark --out "$out/kernels.json" --variants-until 240 "$@" 2>&1 |
-  tee "$out/benchmark.txt"
+python3 -m dsv4_kernels.benchmark --out "$out/kernels.json" --variants-until 240 "$@" 2>&1 | tee "$out/benchmark.txt"
 exit $((tests + PIPESTATUS[0]))
