@@ -129,6 +129,32 @@ def test_fp4_experts_give_the_bits_of_their_bf16_form(randn):
         assert torch.equal(one, two), num_tokens
 
 
+@pytest.mark.parametrize("num_tokens", [1, 8, 40])
+def test_bits_do_not_depend_on_the_number_of_threads(num_tokens, randn):
+    hidden, inter = 512, 256
+    experts = pack_experts(
+        *(randn(4, *shape).bfloat16() for shape in ((inter, hidden), (hidden, inter), (inter, hidden))), 9.0
+    )
+    weight, groups = pack_weight(randn(1024, hidden).bfloat16()), pack_weight(randn(512, 128).bfloat16(), num_groups=4)
+    x, ids = randn(num_tokens, hidden).bfloat16(), randn(num_tokens, 4).argsort(1)[:, :2].contiguous()
+    streams, fn, scale, base = randn(num_tokens, 4, hidden).bfloat16(), randn(24, 4 * hidden), randn(3), randn(24)
+
+    def run(num_threads):
+        before = torch.get_num_threads()
+        torch.set_num_threads(num_threads)
+        try:
+            return (
+                packed_linear(x, weight),
+                packed_linear(x, groups),
+                packed_experts(x, ids, ids.float(), experts, first_expert=0, shared=None, out_dtype=torch.float32),
+                *hc_pre(streams, fn, scale, base, num_iters=20, eps=1e-6, norm_eps=1e-6, impl="native"),
+            )
+        finally:
+            torch.set_num_threads(before)
+
+    assert all(torch.equal(one, other) for one, other in zip(run(1), run(3), strict=True))
+
+
 def test_routing_equals_the_reference_ties_included(randn):
     logits, bias = (randn(50, 16) * 2).round(), randn(16).round()
     options = {"renormalise": True, "scaling": 1.5}

@@ -3,7 +3,12 @@ import math
 import pytest
 import torch
 
-from dsv4_cluster.bench.roofline import decode_weight_bytes, read_bandwidth
+from dsv4_cluster.bench.roofline import bytes_per_expert_weight, decode_weight_bytes, read_bandwidth
+from dsv4_cluster.config.engine_config import EngineConfig
+from dsv4_cluster.config.kv_config import KVConfig
+from dsv4_cluster.config.speculation_config import SpeculationConfig
+from dsv4_cluster.engine.loader import load_model
+from dsv4_cluster.parallel.state import ParallelState
 from dsv4_cluster.weights.reader import Checkpoint
 
 
@@ -35,6 +40,27 @@ def test_a_huge_batch_reads_every_weight_once(checkpoint):
     expected = _elements(checkpoint, is_expert=False) + _elements(checkpoint, is_expert=True)
 
     assert decode_weight_bytes(checkpoint.config, torch.float32, 10**6) == pytest.approx(4 * expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fmt", "size"),
+    [("bfloat16", "official", 17 / 32), ("bfloat16", "bf16", 17 / 32), ("float32", "official", 4)],
+)
+def test_expert_weights_of_deepseek_checkpoints_stay_fp4_under_the_c_kernels(dtype, fmt, size, checkpoint_dir):
+    loaded = load_model(
+        checkpoint_dir("toy", fmt),
+        EngineConfig(dtype=dtype),
+        KVConfig(num_pages=1),
+        SpeculationConfig(),
+        ParallelState(),
+    )
+    whole = Checkpoint.open(checkpoint_dir("toy", fmt))
+
+    assert whole.has_fp4_experts == (fmt == "official")
+    assert bytes_per_expert_weight(loaded.model, loaded.config) == size
+    assert decode_weight_bytes(loaded.config, torch.bfloat16, 10**6, bytes_per_expert_weight=size) == pytest.approx(
+        2 * _elements(whole, is_expert=False) + size * _elements(whole, is_expert=True), rel=1e-9
+    )
 
 
 def test_bandwidth_is_of_a_plausible_size():
