@@ -1,11 +1,13 @@
-"""Chat completions over a real engine with random weights: what comes back has the form that was asked for."""
+"""Every API over a real engine with random weights: what comes back has the form that was asked for."""
 
 import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator, Iterator, Sequence
 
+import anthropic
 import httpx
+import openai
 import pytest
 
 from dsv4_cluster.config.engine_config import EngineConfig
@@ -148,3 +150,47 @@ def test_echoed_logprobs_do_not_depend_on_what_follows(toy):
     assert whole["token_logprobs"][1:4] == pytest.approx(short["token_logprobs"][1:], abs=1e-4)
     assert all(value < 0 for value in whole["token_logprobs"][1:])
     assert all(len(top) in (2, 3) for top in whole["top_logprobs"][1:])
+
+
+def test_messages_have_the_form_that_is_asked_for(toy):
+    function, thinking = CALLED["function"], {"type": "enabled", "budget_tokens": 24}
+    tool = {"name": function["name"], "input_schema": function["parameters"], "strict": True}
+    fields = {"model": MODEL, "max_tokens": 400, "messages": [{"role": "user", "content": "hi"}], "thinking": thinking}
+    form = {"type": "json_schema", "schema": SCHEMA}
+
+    with anthropic.Anthropic(base_url=str(toy.base_url), api_key="unused", max_retries=0) as client:
+        called = client.messages.create(
+            **fields,
+            tools=[tool],
+            tool_choice={"type": "any", "disable_parallel_tool_use": True},
+            extra_body={"seed": 3},
+        )
+        with client.messages.stream(**fields, extra_body={"seed": 3, "output_config": {"format": form}}) as stream:
+            written = stream.get_final_message()
+
+    assert [block.type for block in called.content] == ["thinking", "tool_use"]
+    assert 0 <= called.content[-1].input["n"] <= 99 and called.content[-1].input["unit"] in ("C", "F")
+    assert called.stop_reason == "tool_use"
+    assert [block.type for block in written.content] == ["thinking", "text"]
+    assert json.loads(written.content[-1].text)["n"] in SCHEMA["properties"]["n"]["enum"]
+
+
+def test_responses_have_the_form_that_is_asked_for(toy):
+    fields = {"model": MODEL, "max_output_tokens": 400, "reasoning": {"effort": "low"}}
+    extra = {"seed": 3, "thinking_token_budget": 24}
+    tool = {"type": "function", **CALLED["function"]}
+    form = {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}
+
+    with openai.OpenAI(base_url=f"{toy.base_url}/v1", api_key="unused", max_retries=0) as client:
+        called = client.responses.create(
+            **fields, input="hi", tools=[tool], tool_choice="required", parallel_tool_calls=False, extra_body=extra
+        )
+        result = {"type": "function_call_output", "call_id": called.output[-1].call_id, "output": "7"}
+        written = client.responses.create(
+            **fields, input=[result], previous_response_id=called.id, text={"format": form}, extra_body=extra
+        )
+
+    assert [item.type for item in called.output] == ["reasoning", "function_call"]
+    arguments = json.loads(called.output[-1].arguments)
+    assert 0 <= arguments["n"] <= 99 and arguments["unit"] in ("C", "F")
+    assert json.loads(written.output_text)["n"] in SCHEMA["properties"]["n"]["enum"]
