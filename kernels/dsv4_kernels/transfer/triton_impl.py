@@ -109,17 +109,18 @@ def _copy_units(
     is_unit = is_row[:, None] & (unit < UNITS)[None, :]
     at_raw = raw + rows[:, None] * UNITS + unit[None, :]
     if pages is None:
-        return tl.load(at_raw, mask=is_unit, other=0)
-    in_page = slot % PAGE_ROWS
-    data = (in_page * DATA)[:, None] + unit[None, :]
-    scale = PAGE_ROWS * DATA + (in_page * SCALES)[:, None] + (unit - DATA)[None, :]
-    at_page = pages + (slot // PAGE_ROWS * page_units)[:, None] + tl.where((unit < DATA)[None, :], data, scale)
-    if READS_RAW:
         value = tl.load(at_raw, mask=is_unit, other=0)
-        tl.store(at_page, value, mask=is_unit & is_slot[:, None])
     else:
-        value = tl.load(at_page, mask=is_unit & is_slot[:, None], other=0)
-        tl.store(at_raw, value, mask=is_unit)
+        in_page = slot % PAGE_ROWS
+        data = (in_page * DATA)[:, None] + unit[None, :]
+        scale = PAGE_ROWS * DATA + (in_page * SCALES)[:, None] + (unit - DATA)[None, :]
+        at_page = pages + (slot // PAGE_ROWS * page_units)[:, None] + tl.where((unit < DATA)[None, :], data, scale)
+        if READS_RAW:
+            value = tl.load(at_raw, mask=is_unit, other=0)
+            tl.store(at_page, value, mask=is_unit & is_slot[:, None])
+        else:
+            value = tl.load(at_page, mask=is_unit & is_slot[:, None], other=0)
+            tl.store(at_raw, value, mask=is_unit)
     return value
 
 
