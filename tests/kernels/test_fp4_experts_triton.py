@@ -142,7 +142,7 @@ def test_every_launch_option_gives_the_same_bits(triton_device, generator, kinds
     work = build_work_list(ids, num_experts=E, rows_per_tile=16)
     y = fp4_experts(x, ids, weights, experts, impl="triton")
 
-    options = Config(gate_up_warps=8, gate_up_stages=3, down_warps=8, down_prefetch=1, down_halves=2)
+    options = Config(gate_up_warps=8, gate_up_stages=3, down_warps=8, down_halves=2)
     other = run_triton(x, None, ids, weights, experts, 0, None, work, torch.bfloat16, options)
 
     assert same_bits(y, other)

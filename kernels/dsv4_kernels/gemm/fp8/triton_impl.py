@@ -12,7 +12,6 @@ from dsv4_kernels.triton_pdl import uses_ptx
 MAX_STREAM_ROWS = 64
 _STREAM_TILE = 64  # weight rows of a program: one warpgroup
 _WANTED_PROGRAMS = 3 * 132  # three on every multiprocessor of an H200
-_MAX_LINES = 16  # of a weight row asked for ahead
 _MIN_BLOCKS = 2  # of 128 columns that one part of a split sum has
 
 
@@ -52,14 +51,13 @@ def _stream(values: torch.Tensor, scales: torch.Tensor, weight: Fp8Weight, out: 
     num_rows, num_columns = weight.values.shape
     num_tiles, parts = num_rows // _STREAM_TILE, num_parts(weight)
     tokens = max(16, triton.next_power_of_2(values.shape[0]))
-    lines = triton.next_power_of_2(triton.cdiv(num_columns // BLOCK, parts))
     # All programs at once: seven stages of 64 rows and 16 tokens leave room for three, five for four.
     stages = config.stream_stages or (7 if num_tiles * parts <= _WANTED_PROGRAMS else 5)
     partial = torch.empty(parts if parts > 1 else 0, num_tiles, _STREAM_TILE, tokens, device=values.device)
     stream_kernel[(num_tiles, parts)](
         values, scales, weight.values, weight.scales, out, partial, weight.arrivals, values.shape[0],
         num_columns=num_columns, rows_per_group=weight.rows_per_group, num_groups=weight.num_groups, rows=_STREAM_TILE,
-        tokens=tokens, parts=parts, line_block=min(_MAX_LINES, lines), use_ptx=uses_ptx(values),
+        tokens=tokens, parts=parts, use_ptx=uses_ptx(values),
         launch_pdl=uses_ptx(values), num_warps=4, num_stages=stages,
     )  # fmt: skip
 

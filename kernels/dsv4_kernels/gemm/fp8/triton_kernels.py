@@ -10,7 +10,7 @@ Many rows: 128 x 128 tiles in an order that keeps both operands in the L2.
 import triton
 import triton.language as tl
 
-from dsv4_kernels.triton_pdl import prefetch, wait_for_previous
+from dsv4_kernels.triton_pdl import start_next, wait_for_previous
 
 _TILE_COLUMN = tl.constexpr(8)  # token tiles that share their weights' stay in the L2
 
@@ -19,7 +19,7 @@ _TILE_COLUMN = tl.constexpr(8)  # token tiles that share their weights' stay in 
 def stream_kernel(
     x_ptr, x_scale_ptr, w_ptr, w_scale_ptr, out_ptr, partial_ptr, arrivals_ptr, num_tokens, num_columns: tl.constexpr,
     rows_per_group: tl.constexpr, num_groups: tl.constexpr, rows: tl.constexpr, tokens: tl.constexpr,
-    parts: tl.constexpr, line_block: tl.constexpr, use_ptx: tl.constexpr,
+    parts: tl.constexpr, use_ptx: tl.constexpr,
 ):  # fmt: skip
     """`rows` output columns of all tokens, over one part of the sum. partial: [parts, tiles, rows, tokens] fp32."""
     tile = tl.program_id(0)
@@ -33,8 +33,6 @@ def stream_kernel(
     token = tl.arange(0, tokens)
     source = tl.minimum(token, num_tokens - 1).to(tl.int64)  # columns behind the tokens repeat the last one
     w_ptrs = w_ptr + row[:, None].to(tl.int64) * num_columns + first * 128 + tl.arange(0, 128)[None, :]
-    line = tl.minimum(tl.arange(0, line_block), blocks_per_part - 1)  # of 128 weights
-    prefetch(w_ptr + row[:, None].to(tl.int64) * num_columns + (first + line)[None, :] * 128, use_ptx)
     wait_for_previous(use_ptx)
     x_ptrs = x_ptr + (source * num_groups + group)[None, :] * num_columns + first * 128 + tl.arange(0, 128)[:, None]
     x_scale_ptrs = x_scale_ptr + (source * num_groups + group) * num_blocks
@@ -51,6 +49,7 @@ def stream_kernel(
         total += product * scale[None, :]
         w_ptrs += 128
         x_ptrs += 128
+    start_next(use_ptx)
     is_last = True
     if parts > 1:
         inside = tl.arange(0, rows)[:, None] * tokens + token[None, :]
@@ -113,6 +112,7 @@ def tile_kernel(
         code = tl.load(x_scale_ptrs + following)
         x_ptrs += 128
         w_ptrs += 128
+    start_next(use_ptx)
     at = token[:, None].to(tl.int64) * (num_groups * rows_per_group) + row[None, :]
     tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=(token < num_tokens)[:, None])
     if halves == 2:

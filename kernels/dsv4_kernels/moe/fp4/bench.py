@@ -18,7 +18,7 @@ from dsv4_kernels.moe.work_list import WorkList
 _HIDDEN, _INTERMEDIATE, _EXPERTS, _TOPK = 4096, 2048, 256, 6
 _BYTES_PER_WEIGHT = 0.5 + 1 / 32
 _LAYERS = 2
-_TILES = (16, 32, 64, 128)
+_TILES = (16, 32, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,13 @@ def _prefill_case(num_tokens: int, target: float, stretch: float) -> KernelCase:
         roof="fp8",
         target_fraction=target,
         stretch_fraction=stretch,
-        variants=_variants((64, 128), _PREFILL_OPTIONS),
+        variants=_variants((32, 64), _PREFILL_OPTIONS),
     )
 
 
-# Candidates of (gate-up warps, stages, down warps, stages, prefetches, down halves), beside what `config_for` gives.
-_DECODE_OPTIONS = ((4, 3, 4, 4), (4, 5, 4, 6), (4, 4, 4, 5, 0, 8), (4, 4, 4, 5, 4, 16), (4, 4, 4, 5, 16, 16))
-_PREFILL_OPTIONS = ((4, 3, 4, 3), (4, 3, 4, 3, 0, 0, 2), (8, 3, 8, 3, 0, 0, 2), (8, 4, 4, 4))
+# Candidates of (gate-up warps, stages, down warps, stages, down halves), beside what `config_for` gives.
+_DECODE_OPTIONS = ((4, 4, 4, 5), (4, 3, 4, 5), (4, 3, 4, 3), (4, 3, 4, 3, 2))
+_PREFILL_OPTIONS = ((4, 3, 4, 3), (4, 3, 4, 3, 2), (8, 3, 8, 3, 2), (8, 4, 4, 4))
 
 
 def _variants(

@@ -11,20 +11,17 @@ from dsv4_kernels.moe.work_list import WorkList
 from dsv4_kernels.triton_pdl import uses_ptx
 
 _SUM_BLOCK = 1024
-_FEW_TILES = 64  # of a work list: up to ten tokens of six experts
 _GATHER_BLOCKS = 4  # blocks of 128 columns per program
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Options of the two products. prefetch: blocks of a weight tile asked for ahead, a power of two or 0."""
+    """Options of the two products."""
 
     gate_up_warps: int = 4
-    gate_up_stages: int = 4
+    gate_up_stages: int = 3
     down_warps: int = 4
-    down_stages: int = 5
-    gate_up_prefetch: int = 0
-    down_prefetch: int = 0
+    down_stages: int = 4
     down_halves: int = 1  # tiles of 128 output columns per program
 
 
@@ -38,10 +35,7 @@ class TiledRows:
 
 def config_for(work: WorkList) -> Config:
     """Launch options for a work list; a function of its shapes."""
-    if work.rows_per_tile > 32:
-        return Config(8, 3, 4, 3)
-    # Where few tiles leave the chip half empty, the next product's weights come while this one computes.
-    return Config(gate_up_prefetch=8, down_prefetch=16) if work.tile_expert.shape[0] <= _FEW_TILES else Config()
+    return Config(8, 3, 4, 3) if work.rows_per_tile > 32 else Config()
 
 
 def fp4_experts(
@@ -97,7 +91,7 @@ def gate_up(
         x.values, x.scale_tiles, w13.words, w13.exponents, w13.block_exponent, work.pairs, work.tile_expert,
         work.tile_first, work.tile_rows, weights, hidden.values, hidden.scale_tiles, limit,
         num_columns=w13.num_columns, num_tiles=num_tiles, tokens=work.rows_per_tile, is_folded=w13.is_folded,
-        prefetch_blocks=config.gate_up_prefetch, use_ptx=uses_ptx(weights), launch_pdl=uses_ptx(weights),
+        use_ptx=uses_ptx(weights), launch_pdl=uses_ptx(weights),
         num_warps=config.gate_up_warps, num_stages=config.gate_up_stages,
     )  # fmt: skip
     return hidden
@@ -111,7 +105,7 @@ def down(hidden: TiledRows, w2: PackedFp4, work: WorkList, config: Config) -> to
     down_kernel[(num_tiles // halves, work.tile_expert.shape[0])](
         hidden.values, hidden.scale_tiles, w2.words, w2.exponents, w2.block_exponent, work.pairs, work.tile_expert,
         work.tile_first, work.tile_rows, rows, num_columns=w2.num_columns, num_tiles=num_tiles,
-        tokens=work.rows_per_tile, halves=halves, prefetch_blocks=config.down_prefetch, is_folded=w2.is_folded,
+        tokens=work.rows_per_tile, halves=halves, is_folded=w2.is_folded,
         use_ptx=uses_ptx(rows), launch_pdl=uses_ptx(rows), num_warps=config.down_warps, num_stages=config.down_stages,
     )  # fmt: skip
     return rows

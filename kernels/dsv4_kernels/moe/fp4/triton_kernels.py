@@ -11,7 +11,7 @@ import triton.language as tl
 
 from dsv4_kernels.moe.fp4.triton_unpack import unpack_group, unpack_tile
 from dsv4_kernels.quant.triton_codec import fp8_group_code, to_e4m3
-from dsv4_kernels.triton_pdl import prefetch, wait_for_previous
+from dsv4_kernels.triton_pdl import start_next, wait_for_previous
 
 
 @triton.jit
@@ -50,8 +50,7 @@ def gather_kernel(
 def gate_up_kernel(
     rows_ptr, scale_tiles_ptr, words_ptr, exponents_ptr, block_exponent_ptr, pairs_ptr, tile_expert_ptr,
     tile_first_ptr, tile_rows_ptr, weights_ptr, hidden_ptr, hidden_scale_tiles_ptr, limit, num_columns: tl.constexpr,
-    num_tiles: tl.constexpr, tokens: tl.constexpr, prefetch_blocks: tl.constexpr, is_folded: tl.constexpr,
-    use_ptx: tl.constexpr,
+    num_tiles: tl.constexpr, tokens: tl.constexpr, is_folded: tl.constexpr, use_ptx: tl.constexpr,
 ):  # fmt: skip
     """One tile of 128 intermediate columns for one tile of the work list.
 
@@ -59,17 +58,17 @@ def gate_up_kernel(
     """
     tile = tl.program_id(0)
     item = tl.program_id(1)
-    expert = tl.load(tile_expert_ptr + item)
-    weight_tile = expert.to(tl.int64) * num_tiles + tile
-    _prefetch_words(words_ptr, weight_tile, expert, num_columns // 128 * 4096, prefetch_blocks * 4096, use_ptx)
     wait_for_previous(use_ptx)
+    expert = tl.load(tile_expert_ptr + item)
     if expert >= 0:
         first = tl.load(tile_first_ptr + item)
         num_rows = tl.load(tile_rows_ptr + item)
+        weight_tile = expert.to(tl.int64) * num_tiles + tile
         gate, up = _product(
             rows_ptr, scale_tiles_ptr, first, item, words_ptr, exponents_ptr, block_exponent_ptr, weight_tile,
             num_columns, 2, True, tokens, is_folded, use_ptx,
         )  # fmt: skip
+        start_next(use_ptx)
         gate = tl.minimum(gate, limit)
         up = tl.minimum(tl.maximum(up, -limit), limit)
         column = tl.arange(0, tokens)
@@ -86,22 +85,22 @@ def gate_up_kernel(
 def down_kernel(
     hidden_ptr, hidden_scale_tiles_ptr, words_ptr, exponents_ptr, block_exponent_ptr, pairs_ptr, tile_expert_ptr,
     tile_first_ptr, tile_rows_ptr, out_ptr, num_columns: tl.constexpr, num_tiles: tl.constexpr, tokens: tl.constexpr,
-    halves: tl.constexpr, prefetch_blocks: tl.constexpr, is_folded: tl.constexpr, use_ptx: tl.constexpr,
+    halves: tl.constexpr, is_folded: tl.constexpr, use_ptx: tl.constexpr,
 ):  # fmt: skip
     """`halves` tiles of 128 output columns for one tile of the work list. out: [P, D] bf16, in the pairs' order."""
     tile = tl.program_id(0) * halves
     item = tl.program_id(1)
-    expert = tl.load(tile_expert_ptr + item)
-    weight_tile = expert.to(tl.int64) * num_tiles + tile
-    _prefetch_words(words_ptr, weight_tile, expert, num_columns // 128 * 2048, prefetch_blocks * 2048, use_ptx)
     wait_for_previous(use_ptx)
+    expert = tl.load(tile_expert_ptr + item)
     if expert >= 0:
         first = tl.load(tile_first_ptr + item)
         num_rows = tl.load(tile_rows_ptr + item)
+        weight_tile = expert.to(tl.int64) * num_tiles + tile
         product, other = _product(
             hidden_ptr, hidden_scale_tiles_ptr, first, item, words_ptr, exponents_ptr, block_exponent_ptr, weight_tile,
             num_columns, halves, False, tokens, is_folded, use_ptx,
         )  # fmt: skip
+        start_next(use_ptx)
         column = tl.arange(0, tokens)
         is_row = column < num_rows
         pair = tl.load(pairs_ptr + first + column, mask=is_row, other=0).to(tl.int64)
@@ -130,14 +129,6 @@ def sum_slots_kernel(
         row = tl.load(rows_ptr + (token * topk + slot) * dim + column, mask=inside & is_here, other=0.0)
         total += row.to(tl.float32)
     tl.store(out_ptr + token * dim + column, total.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _prefetch_words(words_ptr, tile, expert, tile_words, num_words: tl.constexpr, use_ptx: tl.constexpr):
-    """Ask for a tile's first words while the previous launch still runs; weights never change."""
-    if use_ptx and num_words > 0:  # noqa: SIM102  one condition for the compiler, one for the device
-        if expert >= 0:
-            prefetch(words_ptr + tile * tile_words + tl.arange(0, num_words // 32) * 32, use_ptx)
 
 
 @triton.jit
