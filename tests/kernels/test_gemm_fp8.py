@@ -17,8 +17,10 @@ from tests.kit.kernel_checks import (
 )
 from tests.kit.sm90a import recorded_launches
 
-# The tensor core keeps 13 fraction bits of a sum of products, below 2^-12 of the sum of magnitudes per block.
-_PRODUCT_ERROR = {"cpu": 2.0**-20, "cuda": 2.0**-12}
+# The tensor core cuts each of the 33 addends of an instruction at 2^-13 of the largest: over the four instructions of a
+# block 66 such units on average. The largest of 128 random products is about 1/20 of the sum of magnitudes; together
+# 2^-11.3 of that sum. Seen on an H200: up to 2^-11.8. Twice the average is the bound.
+_PRODUCT_ERROR = {"cpu": 2.0**-20, "cuda": 2.0**-10.3}
 
 
 def _weight(num_rows, num_columns, generator, device, num_groups=1):

@@ -6,6 +6,7 @@ from torch.nn.functional import pad
 from dsv4_kernels.gemm.fp8.op import Fp8Weight
 from dsv4_kernels.quant import decode_ue8m0
 
+_ROWS = 16  # the library takes whole sixteens of rows; it refuses a single one
 _SCALE_STRIDE = 4  # the library reads a weight's scales in rows of whole fours
 
 
@@ -13,6 +14,9 @@ def fp8_linear(values: torch.Tensor, scales: torch.Tensor, weight: Fp8Weight, ou
     out = torch.empty(values.shape[0], weight.values.shape[0], dtype=out_dtype, device=values.device)
     if values.shape[0] == 0:
         return out
+    behind = -values.shape[0] % _ROWS
+    values = pad(values.view(torch.uint8), (0, 0, 0, behind)).view(values.dtype)
+    scales = pad(scales, (0, 0, 0, behind))
     num_blocks = weight.scales.shape[1]
     padded = pad(weight.scales, (0, -num_blocks % _SCALE_STRIDE))[:, :num_blocks]
     groups = zip(
@@ -24,5 +28,5 @@ def fp8_linear(values: torch.Tensor, scales: torch.Tensor, weight: Fp8Weight, ou
         product = torch._scaled_mm(
             rows.contiguous(), matrix.t(), scale_a=row_scales, scale_b=blocks.t(), out_dtype=torch.bfloat16
         )
-        target.copy_(product)
+        target.copy_(product[: target.shape[0]])
     return out
