@@ -30,11 +30,12 @@ def echoed(body: Mapping[str, Any], *, is_stored: bool) -> dict[str, Any]:
     }
 
 
-def counted(response: dict[str, Any], num_tokens: int) -> None:
-    """Correct the usage in place: the parser does not count the tokens of a character that is left unfinished."""
+def counted(response: dict[str, Any], *, num_tokens: int, num_thought_tokens: int) -> None:
+    """Put the tokens that were generated into the usage; deepseek-recipe's own counts are not always those."""
     usage = response.get("usage")
     if usage is not None:
         usage["output_tokens"] = num_tokens
+        usage["output_tokens_details"] = {"reasoning_tokens": num_thought_tokens}
         usage["total_tokens"] = usage["input_tokens"] + num_tokens
 
 

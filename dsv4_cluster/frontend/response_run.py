@@ -144,7 +144,8 @@ class ResponseRun:
             return NamedEvent(name, text)
         value = json.loads(text)
         value["response"].update(self._job.echo)
-        counted(value["response"], self._parser.num_tokens)
+        parser = self._parser
+        counted(value["response"], num_tokens=parser.num_tokens, num_thought_tokens=parser.num_thought_tokens)
         self._latest = value["response"]
         return NamedEvent(name, dumps(value))
 

@@ -58,6 +58,11 @@ class ChatParser:
         """True after the last event: a finish reason, or before it a stop string or the end of a tool block."""
         return self._processor.finished
 
+    @property
+    def num_thought_tokens(self) -> int:
+        """Completion tokens that are shown as thoughts."""
+        return self._scanner.num_thought_tokens
+
     def push(self, chunk: TokenChunk) -> list[Event]:
         """Take one chunk, return its events. The caller stops the engine once `is_finished`."""
         events = [] if self._is_started else self._start(chunk.num_cached_tokens)
@@ -137,7 +142,7 @@ class ChatStream:
             return [_dumps(event)]
         if not self._include_usage:
             return [_dumps({name: value for name, value in event.items() if name != "usage"})]
-        self._usages[index] = _counted(usage, self.parsers[index].num_tokens)
+        self._usages[index] = _counted(usage, self.parsers[index])
         texts = [_dumps({**event, "usage": None})]
         if len(self._usages) == len(self.parsers):
             total = _summed([self._usages[i] for i in range(len(self.parsers))])
@@ -171,7 +176,7 @@ class ChatMessage:
         """The response body with one choice; only after the parser has finished."""
         assert self._response is not None and self.parser.is_finished, "the answer is not complete"
         body: dict[str, Any] = json.loads(self._response.to_json())
-        body["usage"] = _counted(body["usage"], self.parser.num_tokens)
+        body["usage"] = _counted(body["usage"], self.parser)
         return body
 
 
@@ -187,9 +192,16 @@ def _has_usage(text: str) -> bool:
     return '"usage":{' in text
 
 
-def _counted(usage: dict[str, Any], num_tokens: int) -> dict[str, Any]:
-    """The parser does not count the tokens of a character that the answer leaves unfinished; we did generate them."""
-    return {**usage, "completion_tokens": num_tokens, "total_tokens": usage["prompt_tokens"] + num_tokens}
+def _counted(usage: dict[str, Any], parser: ChatParser) -> dict[str, Any]:
+    """The tokens that were generated: deepseek-recipe does not count those of a character that the answer leaves
+    unfinished, and counts those that its tokenizer would have made of the thoughts, which may be more or fewer.
+    """
+    num_tokens = parser.num_tokens
+    found = {**usage, "completion_tokens": num_tokens, "total_tokens": usage["prompt_tokens"] + num_tokens}
+    if usage.get("completion_tokens_details"):
+        details = {**usage["completion_tokens_details"], "reasoning_tokens": parser.num_thought_tokens}
+        found["completion_tokens_details"] = details
+    return found
 
 
 def _summed(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -95,6 +95,7 @@ class MarkupScanner:
         self._text = ""  # of all pieces
         self._before_block = ""  # held in front of a block that is removed
         self._parts: list[tuple[int, Logprobs | None]] = []  # tokens of an unfinished character
+        self.num_thought_tokens = 0  # of the text of the thoughts that was passed on
         self.is_closed = False  # the block is complete, nothing that follows counts
 
     def push(self, token_id: int, logprobs: Logprobs | None) -> list[recipe.InferenceChunk]:
@@ -106,7 +107,7 @@ class MarkupScanner:
         piece, self._parts = _Piece(text, self._parts), []
         out = _Output()
         if self._block is None and not self._pieces and not any(trigger in text for trigger in TRIGGERS):
-            out.add_piece(piece)
+            self._pass_on(out, piece)
             return out.chunks
         self._pieces.append(piece)
         self._text += text
@@ -122,7 +123,7 @@ class MarkupScanner:
             self._put_back(self._before_block)
             self._advance(out, is_last=True)
         if self._block is None:
-            out.add_piece(_Piece("", self._parts))
+            self._pass_on(out, _Piece("", self._parts))
             return out.chunks
         out.add_text(self._block.finish() if is_complete else "", len(self._parts))
         return out.chunks
@@ -158,8 +159,8 @@ class MarkupScanner:
             self._release(out, self._joint(start), splits=False)
             return True
         if tag.kind is TagKind.THOUGHTS and self._is_thinking:
-            self._is_thinking = False
             self._end_text(out, start)
+            self._is_thinking = False
             out.add_text(THINK_END, self._drop(tag.end - start))
         else:
             self._take(out, start, tag, is_call=is_call)
@@ -170,6 +171,7 @@ class MarkupScanner:
         end = start if is_call and tag.kind is TagKind.INVOKE else tag.end  # the block reads its invokes itself
         if is_call and self._tools:
             self._end_text(out, start)
+            self._is_thinking = False
             out.add_text("", self._drop(end - start))
             self._block = self._new_block()
             return
@@ -237,14 +239,23 @@ class MarkupScanner:
             piece = self._pieces[0]
             size = min(len(piece.text), num_chars)
             if size == len(piece.text):
-                out.add_piece(self._pieces.popleft())
+                self._pass_on(out, self._pieces.popleft())
             elif splits:
                 out.add_text(piece.text[:size], len(piece.tokens))
+                self._count(piece)
                 piece.text, piece.tokens = piece.text[size:], []
             else:
                 break
             self._text = self._text[size:]
             num_chars -= size
+
+    def _pass_on(self, out: _Output, piece: _Piece) -> None:
+        out.add_piece(piece)
+        self._count(piece)
+
+    def _count(self, piece: _Piece) -> None:
+        if self._is_thinking:
+            self.num_thought_tokens += len(piece.tokens)
 
     def _drop(self, num_chars: int) -> int:
         """Take text away. Returns: the number of tokens that began in it."""
