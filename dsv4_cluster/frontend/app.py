@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from dsv4_cluster.clock import Clock, MonotonicClock
 from dsv4_cluster.config.router_config import RouterConfig
@@ -31,6 +31,7 @@ from dsv4_cluster.frontend.files import delete_file, download_file, list_files, 
 from dsv4_cluster.frontend.generation import Backend
 from dsv4_cluster.frontend.messages import count_tokens, messages
 from dsv4_cluster.frontend.observed import ObservedService
+from dsv4_cluster.frontend.openapi import openapi_document
 from dsv4_cluster.frontend.quota import QuotaObserver, Quotas
 from dsv4_cluster.frontend.response_store import LocalResponseStore
 from dsv4_cluster.frontend.responses import (
@@ -112,7 +113,7 @@ def create_app(
         await backend.background.close()
         pool.shutdown(wait=False, cancel_futures=True)
 
-    app = FastAPI(title="dsv4-cluster", docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = FastAPI(title="dsv4-cluster", openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.gate = gate
     app.state.batch_runner = desk and desk.runner
     if config.api.cors_allow_origins:
@@ -121,6 +122,8 @@ def create_app(
         )
     app.add_middleware(EdgeMiddleware, gate=gate, on_answer=metrics.count_answer)
     app.add_exception_handler(HTTPException, _http_error)
+    document = openapi_document(config, codec.models.names, codec.text.vocab_size)
+    app.openapi = lambda: document  # type: ignore[method-assign]
     _add_admin_routes(app, backend, gate, metrics_page or _own_page(registry))
     _add_response_routes(app, backend)
     _add_batch_routes(app, desk)
@@ -209,7 +212,11 @@ def _add_admin_routes(app: FastAPI, backend: Backend, gate: Gate, metrics_page: 
     async def metrics() -> Response:
         return Response(await metrics_page(), headers={"content-type": CONTENT_TYPE})
 
+    async def openapi() -> Response:
+        return JSONResponse(app.openapi())
+
     for path, endpoint in (
+        ("/openapi.json", openapi),
         ("/v1/models", all_models),
         ("/v1/models/{name:path}", one_model),
         ("/health", health),

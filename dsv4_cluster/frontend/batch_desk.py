@@ -14,7 +14,6 @@ from dsv4_cluster.frontend.auth import Keyring
 from dsv4_cluster.frontend.batch_runner import BatchRunner
 from dsv4_cluster.frontend.caller import Caller
 from dsv4_cluster.frontend.direct_call import DirectCalls
-from dsv4_cluster.frontend.error_body import FieldError
 from dsv4_cluster.metrics.batch_metrics import BatchMetrics
 
 
@@ -60,12 +59,3 @@ def open_desk(
         ignores_unknown=config.api.unknown_fields == "ignore",
         max_body_bytes=config.max_body_bytes,
     )
-
-
-def page_limit(value: str | None, *, default: int, largest: int) -> int:
-    """The query parameter `limit`. Raises: FieldError."""
-    if value is None:
-        return default
-    if not value.isdecimal() or len(value) > 9 or not 1 <= int(value) <= largest:
-        raise FieldError(f"limit must be an integer from 1 to {largest}", param="limit")
-    return int(value)

@@ -11,11 +11,12 @@ from starlette.responses import JSONResponse, Response
 from dsv4_cluster.batches.layout import BATCH_PREFIX, FILE_PREFIX, new_id
 from dsv4_cluster.batches.record import BatchRecord
 from dsv4_cluster.errors import InvalidRequestError
-from dsv4_cluster.frontend.batch_desk import BatchDesk, page_limit
+from dsv4_cluster.frontend.batch_desk import BatchDesk
 from dsv4_cluster.frontend.body import parse_object, read_body
 from dsv4_cluster.frontend.error_body import FieldError
 from dsv4_cluster.frontend.field_table import FieldTable
 from dsv4_cluster.frontend.files import PURPOSE, list_response
+from dsv4_cluster.frontend.query import page_limit
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 WINDOW, WINDOW_S = "24h", 24 * 3600  # OpenAI's only one

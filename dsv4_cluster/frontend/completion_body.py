@@ -46,7 +46,7 @@ class CompletionJob:
     priority: int
 
 
-class _Body(BaseModel):
+class CompletionBody(BaseModel):
     """Types and ranges of everything but the prompt."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
@@ -74,7 +74,7 @@ def parse_completion(
     checked = fields.check_completion(body, ignores_unknown=ignores_unknown)
     codec.models.resolve(checked["model"])
     try:
-        parsed = _Body.model_validate(checked)
+        parsed = CompletionBody.model_validate(checked)
     except ValidationError as err:
         raise field_error(err) from err
     sampling = take_sampling_fields(checked, vocab_size=codec.text.vocab_size)
@@ -111,7 +111,7 @@ def _max_tokens(asked: int | None, room: int) -> int:
     return min(DEFAULT_MAX_TOKENS, room) if asked is None else max(1, asked)
 
 
-def _check_echo(parsed: _Body, sampling: SamplingFields) -> None:
+def _check_echo(parsed: CompletionBody, sampling: SamplingFields) -> None:
     """Raises: FieldError."""
     if parsed.max_tokens == 0 and not parsed.echo:
         raise FieldError("max_tokens is 0, which needs echo = true", param="max_tokens")
@@ -121,7 +121,7 @@ def _check_echo(parsed: _Body, sampling: SamplingFields) -> None:
         raise FieldError("echo with logprobs takes n = 1: a prompt's logprobs are computed once", param="n")
 
 
-def _answer_form(parsed: _Body, sampling: SamplingFields) -> StructuredSpec | None:
+def _answer_form(parsed: CompletionBody, sampling: SamplingFields) -> StructuredSpec | None:
     """Raises: FieldError."""
     try:
         spec = completion_form(parsed.response_format)

@@ -37,8 +37,9 @@ class FieldTable:
             if name in self.honoured:
                 kept[name] = value
             elif name in self.labels:
-                if not isinstance(value, self.labels[name]):
-                    raise FieldError(f"{name} must be {_TYPE_NAMES[self.labels[name]]}", param=name)
+                kind = self.labels[name]
+                if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+                    raise FieldError(f"{name} must be {_TYPE_NAMES[kind]}", param=name)
             elif name in self.refused:
                 if not any(same(value, neutral) for neutral in self.refused[name]):
                     raise FieldError(f"{name} is not supported", param=name)

@@ -11,8 +11,8 @@ from dsv4_cluster.frontend.sampling_fields import SamplingFields
 from dsv4_cluster.tokenizer.family import tool_name
 
 MAX_PRIORITY = 100
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_THINKING_TYPES = ("enabled", "disabled", "adaptive")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+THINKING_TYPES = ("enabled", "disabled", "adaptive")
 _LABELS = {
     "user": str,
     "metadata": dict,
@@ -190,8 +190,8 @@ def _check_thinking(fields: dict[str, Any], *, ignores_unknown: bool) -> None:
     thinking = fields.get("thinking")
     if isinstance(thinking, dict):
         check_keys(thinking, "thinking", {"type"}, ignores_unknown=ignores_unknown)
-        _check_choice(thinking.get("type"), "thinking.type", _THINKING_TYPES)
-    _check_choice(fields.get("reasoning_effort"), "reasoning_effort", _EFFORTS)
+        _check_choice(thinking.get("type"), "thinking.type", THINKING_TYPES)
+    _check_choice(fields.get("reasoning_effort"), "reasoning_effort", EFFORTS)
 
 
 def _check_choice(value: Any, name: str, choices: tuple[str, ...]) -> None:

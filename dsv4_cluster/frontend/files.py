@@ -13,8 +13,9 @@ from starlette.types import Message, Receive
 
 from dsv4_cluster.batches.file_store import StoredFile
 from dsv4_cluster.errors import InvalidRequestError
-from dsv4_cluster.frontend.batch_desk import BatchDesk, page_limit
+from dsv4_cluster.frontend.batch_desk import BatchDesk
 from dsv4_cluster.frontend.error_body import FieldError
+from dsv4_cluster.frontend.query import page_limit
 
 PURPOSE = "batch"
 MAX_FILENAME_CHARS = 255

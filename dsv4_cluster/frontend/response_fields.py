@@ -12,7 +12,7 @@ from dsv4_cluster.tokenizer.family import objects
 
 Check: TypeAlias = Callable[..., None]  # check_keys, strict or not
 _LOGPROBS = "message.output_text.logprobs"
-_INCLUDABLE = (_LOGPROBS, "reasoning.encrypted_content")
+INCLUDABLE = (_LOGPROBS, "reasoning.encrypted_content")
 _PROMPT_FIELDS = frozenset(
     {"model", "input", "instructions", "previous_response_id", "reasoning", "text", "tools", "tool_choice"}
 )
@@ -135,8 +135,8 @@ def _check_include(fields: dict[str, Any]) -> None:
     if not isinstance(include, list):
         raise FieldError("include must be an array", param="include")
     for name in include:
-        if name not in _INCLUDABLE:
-            raise FieldError(f"include holds {name!r:.80}, expected {' or '.join(_INCLUDABLE)}", param="include")
+        if name not in INCLUDABLE:
+            raise FieldError(f"include holds {name!r:.80}, expected {' or '.join(INCLUDABLE)}", param="include")
     if _LOGPROBS in include:
         fields.setdefault("top_logprobs", 0)
 

@@ -14,6 +14,7 @@ from dsv4_cluster.frontend.extra_fields import take_seed
 from dsv4_cluster.frontend.field_table import FieldTable
 from dsv4_cluster.frontend.fields import take_priority, take_thinking_budget
 from dsv4_cluster.frontend.generation import Backend
+from dsv4_cluster.frontend.query import page_limit
 from dsv4_cluster.frontend.reply import named_reply, whole_reply
 from dsv4_cluster.frontend.response_fields import INPUT_TOKENS, RESPONSES, ResponseFields, check_responses
 from dsv4_cluster.frontend.response_object import cancelled_body, dumps, echoed, item_page
@@ -23,7 +24,7 @@ from dsv4_cluster.frontend.turn import Turn, check_budget, check_structured
 from dsv4_cluster.protocol.stored_response import StoredResponse
 from dsv4_cluster.tokenizer.responses_family import RESPONSES as FAMILY
 
-MAX_PAGE = 100  # OpenAI's limit
+MAX_PAGE, DEFAULT_PAGE = 100, 20  # OpenAI's
 _ANY_LENGTH = 2**31  # counting does not ask whether the prompt fits
 
 
@@ -97,16 +98,15 @@ async def list_input_items(request: Request, backend: Backend) -> Response:
     Raises: InvalidRequestError (404), FieldError.
     """
     query = request.query_params
-    limit, order = query.get("limit", "20"), query.get("order", "desc")
-    if not limit.isdecimal() or not 1 <= int(limit[:4]) <= MAX_PAGE:
-        raise FieldError(f"limit is {limit!r:.20}, expected 1 to {MAX_PAGE}", param="limit")
+    order = query.get("order", "desc")
+    limit = page_limit(query.get("limit"), default=DEFAULT_PAGE, largest=MAX_PAGE)
     if order not in ("asc", "desc"):
         raise FieldError(f"order is {order!r:.20}, expected asc or desc", param="order")
     record = await _found(request, backend)
 
     def page_of() -> dict[str, Any] | None:
         items = json.loads(record.items)
-        return item_page(items, after=query.get("after"), limit=int(limit), is_ascending=order == "asc")
+        return item_page(items, after=query.get("after"), limit=limit, is_ascending=order == "asc")
 
     page = await backend.off_loop(page_of)
     if page is None:

@@ -126,6 +126,7 @@ def test_only_background_responses_can_be_cancelled(client, service):
 def test_a_response_under_way_is_no_previous_one(client, service):
     service.script = lambda _: [HANG]
     queued = ask(client, background=True)
+    service.wait_until_started()
     service.script = says("Hello")
 
     with pytest.raises(openai.BadRequestError) as caught:
