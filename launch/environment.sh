@@ -7,6 +7,8 @@ export RAY_SERVE_THROUGHPUT_OPTIMIZED=1
 # That mode also opens one HTTP port per replica for a load balancer in front, and keeps a stopping replica open for
 # 30 s so that the load balancer can take notice. Here is none.
 export RAY_SERVE_ENABLE_DIRECT_INGRESS=0
+# Serve's proxy appends a request id of its own to answers that have one; this keeps the router's, which is in the log.
+export RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=dsv4_cluster.serve.proxy_headers:middlewares
 # A Ray instance of its own, even when another one runs on this machine.
 export RAY_ADDRESS=local
 # No token file in the home directory; nothing listens beyond this machine.

@@ -1,6 +1,7 @@
 """What comes over HTTP from the cluster is what the model says."""
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -88,7 +89,9 @@ def test_a_streamed_chat_answer_equals_the_whole_one(cluster):
 
 def test_models_and_health_answer(cluster):
     with httpx.Client(base_url=cluster.base_url) as client:
-        assert client.get("/v1/models").json()["data"][0]["id"] == MODEL
+        models = client.get("/v1/models")
+        assert models.json()["data"][0]["id"] == MODEL
+        assert re.fullmatch("req-[0-9a-f]{32}", models.headers["x-request-id"])  # Serve's proxy adds none of its own
         assert client.get("/health").status_code == 200
         assert client.get("/ready").status_code == 200
 
