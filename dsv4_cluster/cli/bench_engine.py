@@ -59,7 +59,7 @@ def engine(
     try:
         run, measurements = _measure(bench)
     except ValidationError as err:
-        raise ConfigError("; ".join(f"{e['loc'][-1]}: {e['msg']}" for e in err.errors())) from err
+        raise ConfigError("; ".join(f"{e['loc'][0]}: {e['msg']}" for e in err.errors())) from err
     _finish(run, measurements, out, before, as_json=as_json)
 
 

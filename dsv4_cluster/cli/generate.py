@@ -59,7 +59,7 @@ def generate(
     try:
         llm = LLM(checkpoint, dtype=dtype, kv_cache_dtype=kv_cache_dtype, num_draft_tokens=drafts)  # type: ignore[arg-type]  # pydantic checks
     except ValidationError as err:
-        raise ConfigError("; ".join(f"{e['loc'][-1]}: {e['msg']}" for e in err.errors())) from err
+        raise ConfigError("; ".join(f"{e['loc'][0]}: {e['msg']}" for e in err.errors())) from err
     params = SamplingParams(
         max_tokens=max_tokens,
         temperature=temperature,

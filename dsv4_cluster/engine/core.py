@@ -166,11 +166,14 @@ class EngineCore:
         """True while `step` has something to compute."""
         return self._scheduler.has_work()
 
+    @torch.inference_mode()
     def step(self) -> StepOutput:
         """Compute one step. A request with non-finite logits ends with an error chunk; the others go on.
 
         So does one whose deadline has passed or whose grammar failed, before anything is computed for it. Where all
         that is left waits for grammars, the step sleeps for at most GRAMMAR_WAIT_S and computes nothing.
+
+        All of it is in inference mode: counts of tokens are made or grown by a draft pass and updated anywhere else.
         """
         started = time.perf_counter()
         failed = self._fail_early()

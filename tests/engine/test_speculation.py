@@ -185,6 +185,31 @@ def test_preempted_sequences_end_as_if_undisturbed(make_engine, make_request, ru
         assert_same(crowded[name], answer)
 
 
+def test_penalties_count_more_distinct_tokens_than_they_began_with(make_engine, make_request, run, assert_same):
+    request = make_request("x", 20, temperature=1.5, seed=3, presence_penalty=2.0, max_tokens=80)
+
+    drafted = run(make_engine(num_draft_tokens=4), request)["x"]
+
+    assert len(set(drafted.token_ids)) > 64
+    assert_same(drafted, run(make_engine(), request)["x"])
+
+
+def test_a_decode_engine_drafts_for_an_answer_with_penalties(
+    plain, make_engine, make_request, run, step_until_chunk, assert_same
+):
+    request = make_request("x", 30, **SAMPLINGS["edited"], max_tokens=NUM_TOKENS)
+    prefill, decode = make_engine(num_draft_tokens=4), make_engine(num_draft_tokens=4)
+    prefill.add(request, hold_after_prefill=True)
+    first = step_until_chunk(prefill)
+    decode.import_sequence(request, first.token_ids[0], prefill.export_sequence("x").segments)
+
+    answer = run(decode)["x"]
+    answer.token_ids[:0], answer.logprobs[:0] = first.token_ids, first.logprobs
+
+    assert sum(chunk.num_drafted for chunk in answer.chunks) > 0
+    assert_same(answer, plain(30, **SAMPLINGS["edited"]))
+
+
 def test_a_draft_that_breaks_the_logits_costs_nobody_anything(toy_model_mtp, plain, make_engine, make_request, run):
     expected = plain(30)
     request = make_request("x", 30, max_tokens=NUM_TOKENS)

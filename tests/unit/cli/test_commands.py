@@ -104,14 +104,19 @@ def test_generate_is_reproducible_with_a_seed(toy_dir):
 
 @pytest.mark.parametrize(
     ("option", "code"),
-    [(("--temperature", "-1"), 2), (("--max-tokens", "0"), 2), (("--dtype", "int8"), 2)],
-    ids=["temperature", "max-tokens", "dtype"],
+    [
+        (("--temperature", "-1"), 2),
+        (("--max-tokens", "0"), 2),
+        (("--dtype", "int8"), 2),
+        (("--num-draft-tokens", "7"), 2),
+    ],
+    ids=["temperature", "max-tokens", "dtype", "drafts"],
 )
 def test_generate_explains_wrong_values_in_one_line(toy_dir, option, code):
     result = dsv4("generate", toy_dir, "--prompt", "hi", *option)
 
     assert result.exit_code == code
-    assert result.stderr.startswith("error: ")
+    assert result.stderr.startswith(f"error: {option[0].removeprefix('--').replace('-', '_')}")
     assert len(result.stderr.strip().splitlines()) == 1
 
 
