@@ -230,6 +230,8 @@ class LLM:
         texts, token_ids = self._inputs(prompts, prompt_token_ids)
         params = _per_prompt(sampling_params, len(token_ids))
         groups = [param.to_requests(new_request_id("llm"), ids) for ids, param in zip(token_ids, params, strict=True)]
+        if any(param.structured is not None for param in params):
+            self.engine.load_vocabulary()  # once; the time that a grammar may take is its own
         collectors = {
             request.request_id: _Collector(request, index, self.tokenizer)
             for group in groups

@@ -38,6 +38,19 @@ def test_a_grammar_starts_behind_the_thoughts(llm):
     assert text.rpartition("</think>")[2] in ("yes", "no")
 
 
+def test_the_vocabulary_is_ready_before_the_time_of_a_grammar_starts(toy_dir, monkeypatch):
+    llm = LLM(toy_dir, num_pages=4, max_num_seqs=1)
+    add = llm.engine.add
+    was_ready: list[bool] = []
+    monkeypatch.setattr(
+        llm.engine, "add", lambda request: was_ready.append(llm.engine._constraints._cache is not None) or add(request)
+    )
+
+    llm.generate("one", SamplingParams(structured=StructuredSpec(kind="json_object"), max_tokens=1))
+
+    assert was_ready == [True]
+
+
 def test_a_bad_grammar_is_refused_before_anything_runs(llm):
     bad = SamplingParams(structured=StructuredSpec(kind="lark", schema="start: nothing"))
 
