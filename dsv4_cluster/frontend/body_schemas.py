@@ -88,7 +88,7 @@ _MESSAGES = array(
                 "content": _TEXT,
                 "name": STRING,
                 "reasoning_content": STRING,
-                "tool_calls": array(_CALL),
+                "tool_calls": array(_CALL, least=1),
                 "prefix": BOOLEAN,
                 **_EMPTY,
             },
@@ -102,11 +102,12 @@ _MESSAGES = array(
     least=1,
 )
 _CHAT_TOOLS = array(_TOOL, most=MAX_TOOLS)
+_NAMED: Schema = {"type": "object", "properties": {"name": STRING}, "required": ["name"]}
 _CHAT_CHOICE = any_of(
     one_of("auto", "none", "required"),
     {
         "type": "object",
-        "properties": {"type": one_of("function"), "function": {"type": "object", "required": ["name"]}},
+        "properties": {"type": one_of("function"), "function": _NAMED},
         "required": ["function", "type"],
     },
 )

@@ -34,29 +34,32 @@ _CACHE_CONTROL: dict[str, Schema] = {"cache_control": OBJECT}
 _TEXT_BLOCK = closed(
     {"type": one_of("text"), "text": STRING, "citations": array({}, most=0), **_CACHE_CONTROL}, ("text", "type")
 )
-_RESULT = any_of(STRING, array(_TEXT_BLOCK))
-_BLOCKS = any_of(
-    _TEXT_BLOCK,
+_THOUGHTS = (
     closed({"type": one_of("thinking"), "thinking": STRING, "signature": STRING}, ("thinking", "type")),
     closed({"type": one_of("redacted_thinking"), "data": STRING}, ("type",)),
-    closed(
-        {"type": one_of("tool_use"), "id": STRING, "name": STRING, "input": OBJECT, "caller": {}, **_CACHE_CONTROL},
-        ("id", "input", "name", "type"),
-    ),
-    closed(
-        {
-            "type": one_of("tool_result"),
-            "tool_use_id": STRING,
-            "content": _RESULT,
-            "is_error": BOOLEAN,
-            **_CACHE_CONTROL,
-        },
-        ("tool_use_id", "type"),
-    ),
 )
-_MESSAGE = closed(
-    {"role": one_of("user", "assistant", "system"), "content": any_of(STRING, array(_BLOCKS))}, ("content", "role")
+_TOOL_USE = closed(
+    {"type": one_of("tool_use"), "id": STRING, "name": STRING, "input": OBJECT, "caller": {}, **_CACHE_CONTROL},
+    ("id", "input", "name", "type"),
 )
+_TOOL_RESULT = closed(
+    {
+        "type": one_of("tool_result"),
+        "tool_use_id": STRING,
+        "content": any_of(STRING, array(_TEXT_BLOCK)),
+        "is_error": BOOLEAN,
+        **_CACHE_CONTROL,
+    },
+    ("tool_use_id", "type"),
+)
+
+
+def _of_role(role: str, *blocks: Schema) -> Schema:
+    content = any_of(STRING, array(any_of(_TEXT_BLOCK, *blocks)))
+    return closed({"role": one_of(role), "content": content}, ("content", "role"))
+
+
+_MESSAGE = any_of(_of_role("user", _TOOL_RESULT), _of_role("assistant", *_THOUGHTS, _TOOL_USE), _of_role("system"))
 _CLIENT_TOOL = closed(
     {
         "type": one_of("custom"),
@@ -226,4 +229,4 @@ def input_tokens_body(model: Schema) -> Schema:
 
 def _with_input(table: FieldTable, honoured: dict[str, Schema]) -> Schema:
     body = of_table(table, honoured, ("model",))
-    return {**body, "description": "input, instructions or previous_response_id is needed"}
+    return {**body, "anyOf": [{"required": [name]} for name in ("input", "instructions", "previous_response_id")]}

@@ -59,7 +59,8 @@ async def count_input_tokens(request: Request, backend: Backend) -> Response:
     earlier = await _earlier(fields.previous_response_id, request.state.caller.tenant, backend)
 
     def count() -> int:
-        body = {**fields.body, "input": [*_history(earlier), *fields.items]}
+        items = [*_history(earlier), *fields.items]
+        body = {**fields.body, "input": items} if items else fields.body
         return len(backend.codec.chat.encode(body, family=FAMILY, context_limit=_ANY_LENGTH).token_ids)
 
     return JSONResponse({"object": "response.input_tokens", "input_tokens": await backend.off_loop(count)})

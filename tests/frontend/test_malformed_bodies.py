@@ -2,9 +2,12 @@
 
 import json
 
+import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
+
+from tests.kit.scripted_router import router_process
 
 
 def _words(text: str) -> list[str]:
@@ -59,6 +62,15 @@ BODIES = st.fixed_dictionaries(
     {"model": st.just(MODEL)},
     optional={name: MESSAGES if name in ("messages", "input") else VALUES for name in FIELDS if name != "model"},
 )
+ANY_BODY = st.one_of(
+    BODIES.map(lambda body: lambda _: json.dumps(body).encode()),
+    st.tuples(st.sampled_from(FIELDS), VALUES).map(
+        lambda broken: lambda path: json.dumps(GOOD[path] | {broken[0]: broken[1]}).encode()
+    ),
+    (st.binary(max_size=200) | st.text(max_size=100).map(str.encode)).map(lambda content: lambda _: content),
+)
+NUM_BODIES = 10_000
+GROWTH_BYTES = 16 << 20  # of the server's memory over the second half of them
 SETTINGS = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
@@ -118,3 +130,34 @@ def test_an_escaped_surrogate_pair_is_text(http):
     response = http.post("/v1/completions", content=rb'{"model": "deepseek-v4-flash", "prompt": "\ud83d\ude00"}')
 
     assert response.status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_ten_thousand_bodies_leave_the_server_as_it_was(tmp_path, record_property):
+    num_asked, half_way = 0, 0
+    rounds = settings(
+        max_examples=NUM_BODIES // 10,
+        deadline=None,
+        database=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+
+    with router_process(tmp_path) as router, httpx.Client(base_url=router.url, timeout=20) as http:
+
+        def ask(path, body_for):
+            nonlocal num_asked, half_way
+            assert_answered(http.post(path, content=body_for(path)))
+            num_asked += 1
+            if num_asked == NUM_BODIES // 2:
+                half_way = router.resident_bytes()
+
+        number = 0
+        while num_asked < NUM_BODIES:
+            seed(number)(rounds(given(path=st.sampled_from(PATHS), body_for=ANY_BODY)(ask)))()
+            number += 1
+        grown = router.resident_bytes() - half_way
+
+    record_property("grown_bytes", grown)
+    assert grown < GROWTH_BYTES, f"{grown} bytes more than after {NUM_BODIES // 2} of {num_asked} bodies"

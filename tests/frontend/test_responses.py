@@ -321,3 +321,13 @@ def test_the_requests_of_coding_agents_are_taken(http, service):
     assert (output[-1]["type"], output[-1]["input"]) == ("custom_tool_call", patch)
     assert again.status_code == 200
     assert f">{patch}<" in prompt_of(service.requests[1]) and "Success." in prompt_of(service.requests[1])
+
+
+def test_instructions_alone_are_a_prompt_whose_length_can_be_counted(http, service):
+    body = {"model": "deepseek-v4-flash", "instructions": "Say hi."}
+
+    counted = http.post("/v1/responses/input_tokens", json=body)
+    answered = http.post("/v1/responses", json=body)
+
+    assert (counted.status_code, answered.status_code) == (200, 200), counted.text
+    assert counted.json()["input_tokens"] == len(service.requests[0].prompt_token_ids)

@@ -134,3 +134,13 @@ def test_a_response_under_way_is_no_previous_one(client, service):
     client.responses.cancel(queued.id)
 
     assert caught.value.param == "previous_response_id"
+
+
+@pytest.mark.parametrize("limit", ["0", "101", "01001", "0001" + "9" * 5000, "-1", "a", ""])
+def test_a_page_of_input_items_is_bounded(client, http, limit):
+    response = ask(client)
+
+    answer = http.get(f"/v1/responses/{response.id}/input_items", params={"limit": limit})
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "limit"
