@@ -46,6 +46,12 @@ OPENAI_ERROR = answer(
 ANTHROPIC_ERROR = answer(
     {"type": _kind("error"), "error": answer({"type": STRING, "message": STRING}), "request_id": STRING}
 )
+EVENT: Schema = {
+    "type": "object",
+    "description": "one of the server-sent events",
+    "properties": {"event": STRING, "data": {**STRING, "description": "JSON, or [DONE]"}},
+    "required": ["data"],
+}
 _USAGE = answer(
     {
         "prompt_tokens": _COUNT,

@@ -82,7 +82,7 @@ def _generating(model: Schema, vocab_size: int) -> tuple[Operation, ...]:
     counts.append(("/v1/responses/input_tokens", "count_input_tokens", input_tokens, answers.INPUT_TOKENS))
     return (
         *(
-            _post(path, name, summary, body, {JSON: whole, EVENTS: STRING}, *_GENERATION)
+            _post(path, name, summary, body, {JSON: whole, EVENTS: answers.EVENT}, *_GENERATION)
             for path, name, summary, body, whole in rows
         ),
         *(

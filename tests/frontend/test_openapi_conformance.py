@@ -20,6 +20,13 @@ from tests.kit.scripted_router import router_process
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
 TIMEOUT_S = 20.0  # an answer that takes longer is a hang
 WARM_UP_S, LIMIT_S = 60.0, 600.0  # CPU time of client and server
+USER = [{"role": "user", "content": "hi"}]
+PROMPTS = {
+    "/v1/chat/completions": {"messages": USER},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/messages": {"messages": USER},
+    "/v1/responses": {"input": "hi"},
+}
 GROWTH_BYTES = 16 << 20  # of the server's memory between the warm-up and the end
 
 
@@ -64,6 +71,18 @@ def test_every_operation_answers_as_described(tmp_path):
         statuses = run_round(operations, 0, num_examples=3, has_time=lambda: True)
 
     assert statuses[200] > 10 and statuses[400] > 10, statuses
+
+
+def test_whole_and_streamed_answers_are_as_described(base_url):
+    schema = schemathesis.openapi.from_url(f"{base_url}/openapi.json")
+
+    for path, prompt in PROMPTS.items():
+        for is_stream in (False, True):
+            body = {"model": "deepseek-v4-flash", "stream": is_stream, **prompt}
+            case = schema[path]["POST"].Case(body=body, media_type="application/json")
+            response = case.call_and_validate(checks=CHECKS, timeout=TIMEOUT_S)
+            assert response.status_code == 200
+            assert response.headers["content-type"][0].startswith("text/event-stream") == is_stream
 
 
 @pytest.mark.slow
