@@ -23,7 +23,7 @@ _IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "compressor": ("triton", "native", "reference"),
     "gemm": ("native", "reference"),
     "gemm.fp8": ("triton", "torch", "reference"),
-    "indexer": ("native", "reference"),
+    "indexer": ("triton", "native", "reference"),
     "kv": ("triton", "reference"),
     "mhc": ("triton", "native", "reference"),
     "moe": ("triton", "native", "reference"),

@@ -8,6 +8,7 @@ from dsv4_kernels.native import ops
 _DIM_STEP = 32
 
 hadamard = reference.hadamard
+index_slots = reference.index_slots
 
 
 def index_scores(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,8 @@ from functools import cache
 
 import torch
 
+from dsv4_kernels.kv.rows import PagedRows
+
 _INDEX_BITS = 32
 
 
@@ -50,6 +52,27 @@ def index_topk(
         rows = slice(first, first + tile)
         ids[rows] = select_topk(index_scores(q[rows], keys, weights[rows]), num_visible[rows], topk)
     return ids
+
+
+def index_slots(
+    q: torch.Tensor,
+    weights: torch.Tensor,
+    pool: PagedRows,
+    page_table: torch.Tensor,
+    seqs: torch.Tensor,
+    num_visible: torch.Tensor,
+    topk: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    slots = num_visible.new_full((q.shape[0], topk), -1)
+    row = torch.arange(pool.rows_per_page, device=q.device)
+    for token, (seq, visible) in enumerate(zip(seqs.tolist(), num_visible.tolist(), strict=True)):
+        if visible <= 0:
+            continue
+        entries = (page_table[seq].unsqueeze(1) * pool.rows_per_page + row).flatten()[:visible]
+        scores = index_scores(q[token : token + 1], pool.gather(entries), weights[token : token + 1])
+        ids = select_topk(scores, scores.new_full((1,), visible, dtype=torch.int64), topk)[0]
+        slots[token, : ids.shape[0]] = entries[ids]
+    return slots, (slots >= 0).sum(1, dtype=torch.int32)
 
 
 def _ordered_bits(x: torch.Tensor) -> torch.Tensor:
