@@ -42,6 +42,7 @@ _ANTHROPIC_TYPES = {
     529: "overloaded_error",
 }
 MESSAGES_PATH = "/v1/messages"
+_MAX_MESSAGE_CHARS, _MAX_PARAM_CHARS = 2000, 200  # messages quote what the client wrote, which may be megabytes
 ANTHROPIC_BASE = "/anthropic"
 
 
@@ -104,12 +105,18 @@ def describe(err: Exception, request_id: str) -> ErrorBody:
     default_type = "invalid_request_error" if err.http_status < 500 else "server_error"
     return ErrorBody(
         status=err.http_status,
-        message=err.message,
+        message=_shortened(err.message, _MAX_MESSAGE_CHARS),
         type=_TYPES.get(err.http_status, default_type),
-        param=param,
+        param=None if param is None else _shortened(param, _MAX_PARAM_CHARS),
         code=next(_CODES[cls] for cls in type(err).__mro__ if cls in _CODES),
         retryable=err.retryable,
     )
+
+
+def _shortened(text: str, max_chars: int) -> str:
+    """The text, or its beginning and its end."""
+    half = max_chars // 2
+    return text if len(text) <= max_chars else f"{text[:half]}[...]{text[-half:]}"
 
 
 def described_json(err: Exception, request_id: str, path: str) -> str:

@@ -193,6 +193,24 @@ def test_an_answer_that_does_not_fit_is_400_with_the_numbers(http, path, body):
     assert f"{CONTEXT_LIMIT} for the answer" in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "k" * 100_000, "content": "x"}]}),
+        (CHAT, {"messages": [{"role": "user", "content": "x"}], "k" * 100_000: 1}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "k" * 100_000: 1}),
+        ("/v1/responses", {"input": "x", "k" * 100_000: 1}),
+        ("/tokenize", {"model": "k" * 100_000, "prompt": "x"}),
+    ],
+    ids=["role", "field of chat", "field of messages", "field of responses", "model"],
+)
+def test_what_a_client_wrote_comes_back_shortened(http, path, body):
+    response = http.post(path, json={"model": MODEL} | body)
+
+    assert response.status_code in (400, 404) and len(response.content) < 4000
+    assert "kkk[...]" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("is_declared", [True, False])
 def test_a_body_over_the_limit_is_413(http, max_body_bytes, is_declared):
     piece = b" " * (max_body_bytes // 4)
