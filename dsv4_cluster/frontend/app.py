@@ -209,8 +209,11 @@ def _add_admin_routes(app: FastAPI, backend: Backend, gate: Gate, metrics_page: 
     async def health() -> Response:
         return admin.health()
 
-    async def metrics() -> Response:
-        return Response(await metrics_page(), headers={"content-type": CONTENT_TYPE})
+    async def metrics(request: Request) -> Response:
+        async def page() -> Response:
+            return Response(await metrics_page(), headers={"content-type": CONTENT_TYPE})
+
+        return await _answer(request, page())
 
     async def openapi() -> Response:
         return JSONResponse(app.openapi())

@@ -172,11 +172,24 @@ def test_unknown_fields_are_allowed_where_they_are_ignored():
     jsonschema.validate({**GOOD["/v1/chat/completions"], "new": 1}, body_schema(document, "/v1/chat/completions"))
 
 
+def test_a_page_of_metrics_that_fails_is_an_error_as_described():
+    async def broken():
+        raise OSError("nobody home")
+
+    app = create_app(ScriptedService(), load_codec(), RouterConfig(), max_model_len=CONTEXT, metrics_page=broken)
+    with serving(app) as url:
+        answer = httpx.get(f"{url}/metrics", timeout=20)
+
+    assert answer.status_code == 500
+    jsonschema.validate(answer.json(), app.openapi()["components"]["schemas"]["Error"])
+
+
 def test_every_error_has_the_envelope_of_its_path(lenient):
     document, _ = lenient
 
     for path, methods in document["paths"].items():
         for one in methods.values():
+            assert "422" not in one["responses"]
             for status, described in one["responses"].items():
                 if status == "200" or (path, status) == ("/ready", "503"):
                     continue
