@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dsv4_kernels.indexer import index_slots
+from dsv4_kernels.indexer import index_slots, triton_impl
 from dsv4_kernels.kv.rows import PagedRows, RowFormat
 from dsv4_kernels.quant import fake_quant_index
 from tests.kit.kernel_checks import (
@@ -69,6 +69,14 @@ def test_slots_are_those_of_the_reference_with_many_ties(triton_device, generato
     assert same_bits(lengths, expected[1]) and same_bits(slots, expected[0])
 
 
+def test_the_size_of_a_program_changes_nothing(triton_device, generator):
+    head, pool, tail = _batch("index_fp8", [1300, 900], 21, generator, device=triton_device)
+
+    few = triton_impl.index_slots(*head, pool, *tail, 40, tiles=4)
+
+    assert all(map(same_bits, few, triton_impl.index_slots(*head, pool, *tail, 40)))
+
+
 def test_equal_scores_select_a_prefix(triton_device, generator):
     (q, weights), pool, tail = _batch("index_fp8", [5000, 300], 80, generator, device=triton_device)
 
@@ -121,8 +129,8 @@ def test_shapes_that_do_not_fit_are_refused(generator):
         index_slots(q, weights, pool, *tail, 5000)
 
 
-@pytest.mark.parametrize(("kind", "instruction"), [("index_fp8", "QGMMA"), ("index_fp4", "HGMMA")])
-def test_compiles_for_hopper_without_spills(kind, instruction):
+@pytest.mark.parametrize(("kind", "instruction", "key_bits"), [("index_fp8", "QGMMA", 128), ("index_fp4", "HGMMA", 64)])
+def test_compiles_for_hopper_without_spills(kind, instruction, key_bits):
     def meta(*shape, dtype=torch.int64):
         return torch.empty(shape, dtype=dtype, device="meta")
 
@@ -134,6 +142,7 @@ def test_compiles_for_hopper_without_spills(kind, instruction):
     scan, gather, select = (launch.compile() for launch in launches)
     scan.assert_tensor_core(instruction)
     scan.assert_128bit_loads()
+    assert scan.count(rf"\bLDGSTS\S*\.{key_bits}\b") >= 4  # keys travel to shared memory asynchronously
     gather.assert_128bit_loads()
     for kernel in (scan, gather, select):
         kernel.assert_no_spills()

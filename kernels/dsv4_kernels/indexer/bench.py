@@ -1,5 +1,7 @@
 """Benchmark cases of the indexer: scan and selection of Flash, at a million tokens of context and at 64k."""
 
+from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -46,10 +48,14 @@ def _case(kind: Any, num_seqs: int, num_entries: int) -> KernelCase:
         q, weights, pool, table, seqs, visible = inputs
         return index_slots(q, weights, pool, table, seqs, visible, _TOPK)
 
+    def with_tiles(inputs: tuple[Any, ...], tiles: int) -> Any:
+        triton_impl = import_module("dsv4_kernels.indexer.triton_impl")  # Triton is optional where nothing is timed
+        return triton_impl.index_slots(*inputs, _TOPK, tiles=tiles)
+
     shape = f"{num_seqs} sequences x {num_entries} keys in {kind.removeprefix('index_')}, top {_TOPK}"
     return KernelCase(
         name="indexer", shape=shape,
         make_inputs=make_inputs, run=run, bytes_moved=moved,
         flops=2.0 * num_seqs * num_entries * _HEADS * _DIM, roof="bandwidth", target_fraction=0.65,
-        stretch_fraction=0.8,
+        stretch_fraction=0.8, variants={f"{tiles} tiles": partial(with_tiles, tiles=tiles) for tiles in (4, 8, 32)},
     )  # fmt: skip

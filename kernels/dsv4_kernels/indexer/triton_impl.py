@@ -40,6 +40,8 @@ def index_slots(
     seqs: torch.Tensor,
     num_visible: torch.Tensor,
     topk: int,
+    *,
+    tiles: int = _TILES,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     fmt = pool.format
     if fmt.kind not in ("index_fp8", "index_fp4") or fmt.dim & (fmt.dim - 1) or fmt.dim < 64:
@@ -59,11 +61,11 @@ def index_slots(
         part = slice(first, first + count)
         counts = torch.zeros(count, _COUNTS, dtype=torch.int32, device=q.device)
         if width > topk:
-            scan_kernel[(triton.cdiv(width, _TILE * _TILES), count)](
+            scan_kernel[(triton.cdiv(width, _TILE * tiles), count)](
                 q[part], weights[part], views.values, views.tail, views.codes, page_table, seqs[part],
                 num_visible[part], ordered, counts, columns, width, topk, PAGE_BYTES=views.page_bytes, H=num_heads,
                 HEADS=max(16, triton.next_power_of_2(num_heads)), D=dim, ROWS=pool.rows_per_page, KIND=fmt.kind,
-                TILE=_TILE, TILES=_TILES, BINS=NUM_BINS, COUNTS=_COUNTS, num_warps=4, num_stages=3,
+                TILE=_TILE, TILES=tiles, BINS=NUM_BINS, COUNTS=_COUNTS, num_warps=4, num_stages=3,
             )  # fmt: skip
             gather_kernel[(triton.cdiv(width, _GATHERED), count)](
                 ordered, counts, num_visible[part], candidates, width, topk, BLOCK=_GATHERED, BINS=NUM_BINS,
