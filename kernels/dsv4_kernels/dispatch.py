@@ -20,6 +20,7 @@ AUTO = "auto"
 # a library product of PyTorch's.
 _IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "attention": ("native", "reference"),
+    "attention.decode": ("triton", "reference"),
     "compressor": ("triton", "native", "reference"),
     "gemm": ("native", "reference"),
     "gemm.fp8": ("triton", "torch", "reference"),

@@ -1,0 +1,62 @@
+"""Benchmark cases of decode attention: a CSA layer at 4k context, and an HCA layer at 1M."""
+
+from typing import Any
+
+import torch
+
+from dsv4_kernels.attention.decode.op import decode_attention
+from dsv4_kernels.bench_case import KernelCase, Roof
+from dsv4_kernels.kv.rows import PagedRows, RowFormat
+
+_FORMAT = RowFormat("kv_fp8", 512, 64, torch.bfloat16)
+_RING, _WINDOW, _ENTRIES_PER_PAGE, _HEADS = 136, 128, 64, 64
+_ROW_BYTES = 584
+_ROTATE_BYTES = 1 << 28  # over four times the L2
+_MAX_SETS = 32
+
+
+def cases() -> list[KernelCase]:
+    return [
+        _case("CSA", 128, 1024, 512, 0.6, 0.8, "bf16"),
+        _case("HCA", 1, 8192, 8192, 0.7, 0.85, "bandwidth"),
+        _case("HCA", 16, 8192, 8192, 0.7, 0.85, "bf16"),
+    ]
+
+
+def _case(
+    name: str, num_seqs: int, entries: int, selected: int, target: float, stretch: float, roof: Roof
+) -> KernelCase:
+    keys = _WINDOW + selected
+    moved = num_seqs * (keys * (_ROW_BYTES + 8) + 2 * _HEADS * 512 * 2)
+
+    def make_inputs(device: torch.device, generator: torch.Generator) -> list[tuple[Any, ...]]:
+        def randn(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator, device=device)
+
+        def pool(num_rows: int, rows_per_page: int) -> PagedRows:
+            made = PagedRows.allocate(_FORMAT, num_rows // rows_per_page, rows_per_page, device)
+            made.write(torch.arange(num_rows, device=device), randn(num_rows, 512))
+            return made
+
+        def one() -> tuple[Any, ...]:
+            sequence = torch.arange(num_seqs, device=device)[:, None]
+            window = sequence * _RING + torch.arange(_WINDOW, device=device)
+            order = torch.rand(num_seqs, entries, generator=generator, device=device).argsort(1)[:, :selected]
+            angle = randn(num_seqs, 32)
+            return (
+                randn(num_seqs, _HEADS, 512).bfloat16(), [pool(num_seqs * _RING, _RING),
+                pool(num_seqs * entries, _ENTRIES_PER_PAGE)], [window, sequence * entries + order], [None, None],
+                randn(_HEADS), torch.polar(torch.ones_like(angle), angle),
+            )  # fmt: skip
+
+        return [one() for _ in range(max(2, min(_MAX_SETS, _ROTATE_BYTES // moved)))]
+
+    def run(inputs: tuple[Any, ...]) -> torch.Tensor:
+        q, pools, slots, counts, sink, cis = inputs
+        return decode_attention(q, pools, slots, counts, sink=sink, cis=cis, scale=512**-0.5)
+
+    return KernelCase(
+        name=f"attention decode {name}", shape=f"{num_seqs} sequences, {_HEADS} heads, {keys} keys",
+        make_inputs=make_inputs, run=run, bytes_moved=moved, flops=4.0 * num_seqs * _HEADS * keys * 512, roof=roof,
+        target_fraction=target, stretch_fraction=stretch,
+    )  # fmt: skip
