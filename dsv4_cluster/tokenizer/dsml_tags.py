@@ -1,7 +1,7 @@
 """DSML tags in model output, also the ones a model gets wrong.
 
 A tag is recognised by its mark: `DSML` between bars, fullwidth or ASCII, behind `<` or `</`; or the fullwidth mark
-alone, which is one special token and so never ordinary text, its right bar an ASCII one at times. Everything else is
+alone, which is one special token and so never ordinary text, its right bar an ASCII one or missing at times. Everything else is
 text: `1 < 2`, `<div>`, `a <| b`, `|DSML|`, a lone `<｜`.
 `<invoke ...>` without a mark is a tag only inside a block that a marked tag has opened.
 """
@@ -18,7 +18,7 @@ TRIGGERS = ("<", "｜")  # every tag starts with one of these
 _BARS = r"[|｜]"
 # "<" and DSML with a bar on at least one side, or the mark alone
 _MARK = re.compile(
-    rf"<\s?(/?)\s?(?:{_BARS}[|｜ ]{{0,3}}(?i:DSML)|DSML\s?{_BARS}){_BARS}{{0,2}}|｜{{1,2}}DSML{_BARS}{{1,2}}"
+    rf"<\s?(/?)\s?(?:{_BARS}[|｜ ]{{0,3}}(?i:DSML)|DSML\s?{_BARS}){_BARS}{{0,2}}|｜{{1,2}}DSML{_BARS}{{0,2}}"
 )
 _ANY_CASE = "(?i:D(?:S(?:ML?)?)?)?"  # any beginning of the letters
 _EXACT = "(?:D(?:S(?:M(?:L\\s?)?)?)?)?"

@@ -80,6 +80,7 @@ _BLOCKS = {
     "blanks": _BLOCK.replace("<｜DSML｜", "< ｜DSML｜ "),
     "no bracket": _BLOCK.replace(f"<{MARK}tool_calls>\n<{MARK}invoke", f"{MARK}tool_calls>\n{MARK}invoke"),
     "no bracket, mixed bars": _BLOCK.replace(f"<{MARK}tool_calls>\n<{MARK}in", "｜DSML|tool_calls>\n｜DSML|in"),
+    "no bracket, no right bar": _BLOCK.replace(f"<{MARK}tool_calls>\n<{MARK}in", "｜DSMLtool_calls>\n｜DSMLin"),
     "no wrapper": _BLOCK.replace(f"<{MARK}tool_calls>\n", "").replace(f"\n</{MARK}tool_calls>", ""),
     "no wrapper opener": _BLOCK.replace(f"<{MARK}tool_calls>\n", ""),
     "no wrapper end": _BLOCK.replace(f"\n</{MARK}tool_calls>", ""),
