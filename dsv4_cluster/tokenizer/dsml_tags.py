@@ -1,8 +1,8 @@
 """DSML tags in model output, also the ones a model gets wrong.
 
 A tag is recognised by its mark: `DSML` between bars, fullwidth or ASCII, behind `<` or `</`; or the fullwidth mark
-alone, which is one special token and so never ordinary text, its right bar an ASCII one or missing at times. Everything else is
-text: `1 < 2`, `<div>`, `a <| b`, `|DSML|`, a lone `<｜`.
+alone, which is one special token and so never ordinary text, its right bar an ASCII one or missing at times. Everything
+else is text: `1 < 2`, `<div>`, `a <| b`, `|DSML|`, a lone `<｜`.
 `<invoke ...>` without a mark is a tag only inside a block that a marked tag has opened.
 """
 
