@@ -9,6 +9,8 @@ export RAY_SERVE_THROUGHPUT_OPTIMIZED=1
 export RAY_SERVE_ENABLE_DIRECT_INGRESS=0
 # Serve's proxy appends a request id of its own to answers that have one; this keeps the router's, which is in the log.
 export RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=dsv4_cluster.serve.proxy_headers:middlewares
+# A proxy that is not up after this many seconds is killed; Serve's 5 are too few on a busy machine.
+export RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S=60
 # A Ray instance of its own, even when another one runs on this machine.
 export RAY_ADDRESS=local
 # No token file in the home directory; nothing listens beyond this machine.

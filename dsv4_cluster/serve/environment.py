@@ -17,6 +17,7 @@ REQUIRED_SETTINGS: dict[str, str] = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"}
 SINGLE_MACHINE_SETTINGS: dict[str, str] = {
     "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "dsv4_cluster.serve.proxy_headers:middlewares",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
     "RAY_ADDRESS": "local",
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",
