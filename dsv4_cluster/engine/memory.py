@@ -16,8 +16,8 @@ layer follow each other, so the largest one counts, on top of what is alive thro
 
 On a CPU the allocator keeps more than is in use: glibc returns freed blocks of up to 32 MB only from the end of its
 heap, so that blocks of several sizes, which come and go in turn, leave holes. How many is chance: equal runs differ by
-several blocks. `allocator` is a bound, in blocks of the size of the residual streams, above what was measured with large
-steps giving free memory back at their end (freed_memory.py).
+several blocks. `allocator` is a bound, in blocks of the size of the residual streams, above what was measured when
+large steps give free memory back at their end (freed_memory.py).
 """
 
 import os
