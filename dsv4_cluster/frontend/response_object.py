@@ -18,7 +18,7 @@ def echoed(body: Mapping[str, Any], *, is_stored: bool) -> dict[str, Any]:
     own = {name: body[name] for name in _ECHOED if body.get(name) is not None}
     choice = body.get("tool_choice")
     if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        own["tools"] = body["tools"]  # the conversion sees the allowed ones only
+        own["tools"] = body.get("tools") or []  # the conversion sees the allowed ones only
     return {
         **own,
         "store": is_stored,

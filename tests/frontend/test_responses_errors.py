@@ -83,3 +83,12 @@ def test_a_stored_response_is_not_streamed_again(http, service):
     made = http.post("/v1/responses", json={"model": MODEL, "input": "hi"}).json()
 
     assert http.get(f"/v1/responses/{made['id']}?stream=true").status_code == 400
+
+
+def test_no_allowed_tools_of_no_tools_is_an_answer_without_tools(http):
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": []}
+
+    answer = http.post("/v1/responses", json={"model": "deepseek-v4-flash", "input": "hi", "tool_choice": choice})
+
+    assert answer.status_code == 200
+    assert answer.json()["tools"] == []
