@@ -49,7 +49,7 @@ def test_requests_under_way_are_finished_and_new_ones_refused(toy_dir, tmp_path)
     path = tmp_path / "serve.yaml"
     path.write_text(yaml.safe_dump(serve_config(toy_dir, port)))
     url = f"http://{HOST}:{port}/v1/completions"
-    body = {"model": "toy", "prompt": "hi", "max_tokens": 6000, "ignore_eos": True}
+    body = {"model": "toy", "prompt": "hi", "max_tokens": 1000, "ignore_eos": True}
     command = [str(Path(sys.executable).parent / "dsv4"), "serve", str(path)]
 
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
