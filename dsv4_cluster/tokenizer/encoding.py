@@ -75,11 +75,11 @@ class ChatCodec:
                 conversion = self._opened(family, free).convert(self._options)
             if free is None or not conversion.conversation.thinking_mode:
                 conversion = request.convert(self._options)
+            rendering = family.render(conversion, body)
         except recipe.ConversionError as err:
             raise InvalidRequestError(str(err), http_status=err.status_code) from err
-        except (ValueError, RecursionError) as err:
+        except (ValueError, OverflowError, RecursionError) as err:
             raise InvalidRequestError(_reason(err)) from err
-        rendering = family.render(conversion, body)
         token_ids = tuple(self._encoding.encode(rendering.conversation))
         options = conversion.inference_options
         check_context(len(token_ids), options.max_tokens, context_limit)
