@@ -105,6 +105,9 @@ class RouterIngress:
     async def _metrics_page(self) -> str:
         """All routers that answer in time, and the replicas as this one knows them."""
         pages = dict(await poll_routers())
+        for role in (self._prefills, self._decodes):
+            if not role.snapshots():  # a router that has just come up may be asked before its first poll
+                await role.refresh()
         pages[self._router_id] = registry_text(self._registry)
         return merged_text(pages, [*self._prefills.snapshots(), *self._decodes.snapshots()])
 
