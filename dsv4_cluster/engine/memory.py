@@ -31,7 +31,7 @@ from dsv4_cluster.config.model_config import ModelConfig
 from dsv4_cluster.engine.model_runner import LOGITS_TILE_BYTES
 from dsv4_cluster.errors import ConfigError
 from dsv4_cluster.kv.layout import KVLayout
-from dsv4_cluster.kv.snapshot_pool import snapshot_bytes
+from dsv4_cluster.kv.snapshot_pool import SnapshotBytes
 from dsv4_cluster.model.moe_layer import expert_tile_tokens
 from dsv4_cluster.model.mtp import MTPModule
 from dsv4_cluster.model.transformer import Transformer
@@ -56,7 +56,8 @@ class MemoryPlan:
     weights: int
     pages: int  # compressed entries and indexer keys, shared by all sequences
     sequences: int  # window and state rings, one slot per sequence
-    snapshots: int  # resumable boundaries
+    snapshot_windows: int  # resumable boundaries: their window rows
+    snapshot_states: int  # their compressor states and last hidden states
     step_peak: int  # largest sum of temporaries in one step
     allocator: int  # freed memory that the CPU allocator keeps beside them, at most
     host_tier: int
@@ -64,7 +65,7 @@ class MemoryPlan:
     @property
     def device_total(self) -> int:
         """What has to fit on the device."""
-        return self.weights + self.pages + self.sequences + self.snapshots + self.step_peak + self.allocator
+        return sum(getattr(self, field.name) for field in fields(self)) - self.host_tier
 
     def describe(self) -> str:
         """One line with all numbers, in MB of 10^6 bytes."""
@@ -80,8 +81,8 @@ class MemoryPlan:
         if needed > device_bytes:
             raise ConfigError(
                 f"the engine needs {needed / 1e6:,.1f} MB, {device_bytes / 1e6:,.1f} MB are there: {self.describe()}. "
-                "Lower kv.num_pages (pages), engine.max_num_seqs (sequences), kv.num_snapshots (snapshots), "
-                "engine.max_num_batched_tokens or engine.max_model_len (step_peak, allocator)"
+                "Lower kv.num_pages (pages), engine.max_num_seqs (sequences), kv.num_snapshots (snapshot_windows, "
+                "snapshot_states), engine.max_num_batched_tokens or engine.max_model_len (step_peak, allocator)"
             )
         if self.host_tier > host_bytes:
             raise ConfigError(
@@ -108,11 +109,13 @@ def plan_memory(
     device = torch.device(engine.device)
     is_native = choose("indexer", device, dtype) == "native"
     num_tokens = min(engine.max_num_batched_tokens, max_model_len)
+    num_snapshots, snapshot = kv.snapshots_for(engine.max_num_seqs), SnapshotBytes.of(layout)
     return MemoryPlan(
         weights=_weight_bytes(config, layout, kv, parallel, dtype, has_fp4_experts),
         pages=kv.num_pages * layout.page_bytes,
         sequences=engine.max_num_seqs * layout.seq_slot_bytes,
-        snapshots=kv.snapshots_for(engine.max_num_seqs) * snapshot_bytes(layout),
+        snapshot_windows=num_snapshots * snapshot.window,
+        snapshot_states=num_snapshots * snapshot.state,
         step_peak=step_peak_bytes(config, dtype, num_tokens=num_tokens, context=max_model_len, is_native=is_native),
         allocator=allocator_bytes(config, dtype, num_tokens) if device.type == "cpu" else 0,
         host_tier=kv.host_memory_bytes,

@@ -33,7 +33,7 @@ class LoadedPrefix:
 
     entry: HostPrefix
     pages: list[torch.Tensor]  # each [page_bytes] uint8, in token order
-    snapshot: torch.Tensor  # [snapshot_bytes] uint8
+    snapshot: torch.Tensor  # uint8, as SnapshotPool.read_bytes gives it
     from_disk: bool
 
 
@@ -62,7 +62,7 @@ class Spill:
             else:
                 self._lose(self._tier.put(blob, self._pools.read_page(page_id).cpu()))
         snapshot = _SNAPSHOT + entry.key
-        self._lose(self._tier.put(snapshot, self._snapshots.rows[entry.snapshot_id].clone().cpu()))
+        self._lose(self._tier.put(snapshot, self._snapshots.read_bytes(entry.snapshot_id).cpu()))
         blobs = (*(blob for blob, _ in pages), snapshot)
         if all(blob in self._tier for blob in blobs):
             self._prefixes.add(HostPrefix(entry.key, entry.num_tokens, blobs))

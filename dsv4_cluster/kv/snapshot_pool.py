@@ -1,10 +1,18 @@
-"""What a resumed sequence needs besides its pages: the live ring rows of one boundary, packed into one row of bytes.
+"""What a resumed sequence needs besides its pages: the live ring rows of one boundary, packed into two rows of bytes.
 
-At a multiple of 128 tokens no HCA block is unfinished and every CSA block is complete, so all snapshots have one size:
-the window rows of every layer, the 4 rows of the last CSA block, and whatever else is live in a ring. Source: spec 6.6.
+| row    | live rows of every layer                                        | grows with                 |
+|--------|-----------------------------------------------------------------|----------------------------|
+| window | the sliding window, without the MTP layers' row of the last one | layers, cache precision    |
+| state  | the last CSA block, and the last hidden state of the MTP layers | CSA layers; always precise |
+
+At a multiple of 128 tokens no HCA block is unfinished and every CSA block is complete, so all snapshots have one size.
+A boundary is of use only with both rows. So one id stands for both and they come and go together: pools with numbers of
+their own would leave rows in the larger one that nothing can use. Their bytes are counted apart. Source: spec 6.6.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 
@@ -15,59 +23,81 @@ from dsv4_cluster.kv.snapshot import RING_POOLS, live_positions, live_segment_sh
 from dsv4_kernels.kv.rows import PagedRows
 
 _BOUNDARY_TOKENS = 128
-_ALIGN_BYTES = 16  # so that every snapshot starts aligned for the widest copies
+_ALIGN_BYTES = 16  # so that every row starts aligned for the widest copies
+_WINDOW_POOLS = ("window",)
+_STATE_POOLS = tuple(pool for pool in RING_POOLS if pool not in _WINDOW_POOLS)
 
 
-def snapshot_bytes(layout: KVLayout) -> int:
-    """Size of one snapshot."""
-    num_tokens = -(-layout.sliding_window // _BOUNDARY_TOKENS) * _BOUNDARY_TOKENS  # a boundary whose window is full
-    rows = sum(s.num_bytes for s in live_segment_shapes(layout, num_tokens) if s.pool in RING_POOLS)
-    return -(-rows // _ALIGN_BYTES) * _ALIGN_BYTES
+@dataclass(frozen=True, slots=True)
+class SnapshotBytes:
+    """Size of the two rows of one snapshot, padding included."""
+
+    window: int
+    state: int  # last hidden state included
+
+    @classmethod
+    def of(cls, layout: KVLayout) -> Self:
+        """Sizes in one layout."""
+        return cls(_row_bytes(layout, _WINDOW_POOLS), _row_bytes(layout, _STATE_POOLS))
 
 
 class SnapshotPool:
-    """Fixed rows of bytes next to the cache pools; who uses which row is decided elsewhere."""
+    """Fixed rows of bytes next to the cache pools; who uses which id is decided elsewhere."""
 
     def __init__(self, pools: KVPools, num_snapshots: int) -> None:
         self._pools = pools
+        self.row_bytes = SnapshotBytes.of(pools.layout)
         device = pools.layer_caches[0].window.pages.device
         # A row is always written before it is read, so the memory need not be touched here.
-        self.rows = torch.empty(num_snapshots, snapshot_bytes(pools.layout), dtype=torch.uint8, device=device)
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory of the pool."""
-        return self.rows.numel()
+        self.windows = torch.empty(num_snapshots, self.row_bytes.window, dtype=torch.uint8, device=device)
+        self.states = torch.empty(num_snapshots, self.row_bytes.state, dtype=torch.uint8, device=device)
 
     def save(self, snapshot_id: int, slot: int, num_tokens: int) -> None:
         """Copy the boundary `num_tokens` out of the rings of `slot`, which must still hold its rows."""
-        data, offset = self.rows[snapshot_id], 0
-        for rows, slots in self._ring_rows(slot, num_tokens):
-            num_bytes = slots.shape[0] * rows.row_bytes
-            data[offset : offset + num_bytes].copy_(rows.read_raw(slots).view(-1))
-            offset += num_bytes
+        parts = self._parts(self.windows[snapshot_id], self.states[snapshot_id], slot, num_tokens)
+        for data, rows, slots in parts:
+            data.copy_(rows.read_raw(slots).view(-1))
 
     def load(self, snapshot_id: int, slot: int, num_tokens: int) -> None:
         """Copy the boundary `num_tokens` into the rings of `slot`."""
-        self.load_bytes(self.rows[snapshot_id], slot, num_tokens)
+        self._load(self.windows[snapshot_id], self.states[snapshot_id], slot, num_tokens)
+
+    def read_bytes(self, snapshot_id: int) -> torch.Tensor:
+        """A copy of a snapshot. Returns: [window row, then state row] uint8."""
+        return torch.cat([self.windows[snapshot_id], self.states[snapshot_id]])
 
     def load_bytes(self, data: torch.Tensor, slot: int, num_tokens: int) -> None:
-        """The same from a copy of a snapshot. data: [snapshot_bytes] uint8, on any device."""
-        data, offset = data.to(self.rows.device), 0
-        for rows, slots in self._ring_rows(slot, num_tokens):
-            num_bytes = slots.shape[0] * rows.row_bytes
-            rows.write_raw(slots, data[offset : offset + num_bytes].view(-1, rows.row_bytes))
-            offset += num_bytes
+        """Like `load`, from what `read_bytes` returned, on any device."""
+        sizes = [self.row_bytes.window, self.row_bytes.state]
+        assert data.dtype == torch.uint8 and data.shape == (sum(sizes),), (data.dtype, data.shape, sizes)
+        window, state = data.to(self.windows.device).split(sizes)
+        self._load(window, state, slot, num_tokens)
 
-    def _ring_rows(self, slot: int, num_tokens: int) -> Iterator[tuple[PagedRows, torch.Tensor]]:
-        """Live ring rows of a boundary with their flat slots, in the order of the bytes."""
+    def _load(self, window: torch.Tensor, state: torch.Tensor, slot: int, num_tokens: int) -> None:
+        for data, rows, slots in self._parts(window, state, slot, num_tokens):
+            rows.write_raw(slots, data.view(-1, rows.row_bytes))
+
+    def _parts(
+        self, window: torch.Tensor, state: torch.Tensor, slot: int, num_tokens: int
+    ) -> Iterator[tuple[torch.Tensor, PagedRows, torch.Tensor]]:
+        """Bytes of a snapshot's two rows in their order, each run with the ring rows it belongs to and their slots."""
         layout = self._pools.layout
         known: dict[tuple[range, int], torch.Tensor] = {}
-        for layer, cache in zip(layout.layers, self._pools.layer_caches, strict=True):
-            for pool in RING_POOLS:
-                live = live_positions(pool, layer, num_tokens, layout.sliding_window)
-                for rows in pool_rows(cache, pool) if live else ():
-                    ring = (live, rows.rows_per_page)
-                    if ring not in known:
-                        known[ring] = ring_slots(slot, live.start, live.stop, rows.rows_per_page, self.rows.device)
-                    yield rows, known[ring]
+        for data, ring_pools in ((window, _WINDOW_POOLS), (state, _STATE_POOLS)):
+            offset = 0
+            for layer, cache in zip(layout.layers, self._pools.layer_caches, strict=True):
+                for pool in ring_pools:
+                    live = live_positions(pool, layer, num_tokens, layout.sliding_window)
+                    for rows in pool_rows(cache, pool) if live else ():
+                        ring = (live, rows.rows_per_page)
+                        if ring not in known:
+                            known[ring] = ring_slots(slot, live.start, live.stop, rows.rows_per_page, data.device)
+                        num_bytes = len(live) * rows.row_bytes
+                        yield data[offset : offset + num_bytes], rows, known[ring]
+                        offset += num_bytes
+
+
+def _row_bytes(layout: KVLayout, ring_pools: tuple[str, ...]) -> int:
+    num_tokens = -(-layout.sliding_window // _BOUNDARY_TOKENS) * _BOUNDARY_TOKENS  # a boundary whose window is full
+    num_bytes = sum(shape.num_bytes for shape in live_segment_shapes(layout, num_tokens) if shape.pool in ring_pools)
+    return -(-num_bytes // _ALIGN_BYTES) * _ALIGN_BYTES

@@ -35,17 +35,25 @@ def test_the_plan_equals_what_is_loaded_and_allocated(num_drafts, kv_cache_dtype
     modules = [loaded.model] if loaded.mtp is None else [loaded.model, loaded.mtp]
     assert plan.weights == sum(p.numel() * p.element_size() for module in modules for p in module.parameters())
     assert plan.pages + plan.sequences == loaded.pools.num_bytes
-    assert plan.snapshots == core._residency._snapshots.num_bytes > 0
+    snapshots = core._residency._snapshots
+    assert plan.snapshot_windows == snapshots.windows.nbytes > 0
+    assert plan.snapshot_states == snapshots.states.nbytes > 0
     assert (
         plan.device_total
-        == plan.weights + plan.pages + plan.sequences + plan.snapshots + plan.step_peak + plan.allocator
+        == plan.weights
+        + loaded.pools.num_bytes
+        + snapshots.windows.nbytes
+        + snapshots.states.nbytes
+        + plan.step_peak
+        + plan.allocator
     )
 
 
 def test_a_config_that_cannot_fit_is_refused_with_the_numbers(toy_dir):
     engine = EngineConfig(memory_limit_bytes=50_000_000)
 
-    with pytest.raises(ConfigError, match=r"needs [\d,.]+ MB, 50\.0 MB are there: weights .* step_peak .*num_pages"):
+    lines = "weights .* snapshot_windows .* snapshot_states .* step_peak .*num_pages"
+    with pytest.raises(ConfigError, match=rf"needs [\d,.]+ MB, 50\.0 MB are there: {lines}"):
         load_model(toy_dir, engine, KVConfig(num_pages=400), SpeculationConfig(), ParallelState())
 
 
@@ -93,7 +101,7 @@ output = llm.generate(prompt_token_ids=prompt, sampling_params=greedy)[0]
 plan = llm.engine.memory_plan
 print(json.dumps({
     "measured": memory()["VmHWM"] - before,
-    "planned": plan.step_peak + plan.snapshots,
+    "planned": plan.step_peak + plan.snapshot_windows + plan.snapshot_states,
     "allocator": plan.allocator,
     "num_generated": len(output.token_ids),
 }))

@@ -7,7 +7,7 @@ from dsv4_cluster.config.kv_config import KVConfig
 from dsv4_cluster.kv.layout import KVLayout
 from dsv4_cluster.kv.pools import KVPools
 from dsv4_cluster.kv.snapshot import RING_POOLS, export_live
-from dsv4_cluster.kv.snapshot_pool import SnapshotPool, snapshot_bytes
+from dsv4_cluster.kv.snapshot_pool import SnapshotPool
 from dsv4_cluster.tools.presets import preset_config
 
 
@@ -28,14 +28,15 @@ def all_rows(pools: KVPools):
                 yield rows
 
 
-def ring_bytes(pools: KVPools, slot: int, num_tokens: int) -> list[torch.Tensor]:
+def ring_bytes(pools: KVPools, slot: int, num_tokens: int, *names: str) -> list[torch.Tensor]:
     segments = export_live(pools, [0, 1, 2, 3], slot, num_tokens)
-    return [segment.data for segment in segments if segment.pool in RING_POOLS]
+    return [segment.data for segment in segments if segment.pool in (names or RING_POOLS)]
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
 @pytest.mark.parametrize("num_tokens", [128, 256, 384, 1024])
-def test_a_boundary_moves_to_another_slot_bitwise_and_neighbours_stay(kv_cache_dtype, num_tokens):
+@pytest.mark.parametrize("is_spilled", [False, True])
+def test_a_boundary_moves_to_another_slot_bitwise_and_neighbours_stay(kv_cache_dtype, num_tokens, is_spilled):
     pools = noisy_pools(kv_cache_dtype, seed=1)
     snapshots = SnapshotPool(pools, 2)
     source = ring_bytes(pools, 1, num_tokens)
@@ -43,10 +44,29 @@ def test_a_boundary_moves_to_another_slot_bitwise_and_neighbours_stay(kv_cache_d
     for rows in all_rows(pools):
         rows.pages.fill_(7)
 
-    snapshots.load(1, 2, num_tokens)
+    if is_spilled:
+        snapshots.load_bytes(snapshots.read_bytes(1), 2, num_tokens)
+    else:
+        snapshots.load(1, 2, num_tokens)
 
     assert all(map(torch.equal, ring_bytes(pools, 2, num_tokens), source))
-    assert sum(data.numel() for data in source) <= snapshots.rows.shape[1] == snapshot_bytes(pools.layout)
     for rows in all_rows(pools):
         others = rows.pages[:2] if rows.num_pages == 3 else rows.pages  # rings have one page per slot
         assert bool((others == 7).all())
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+def test_windows_and_states_lie_in_rows_of_their_own(kv_cache_dtype):
+    pools = noisy_pools(kv_cache_dtype, seed=2)
+    snapshots = SnapshotPool(pools, 3)
+
+    snapshots.save(1, 0, 256)
+
+    for kept, num_bytes, names in (
+        (snapshots.windows, snapshots.row_bytes.window, ("window",)),
+        (snapshots.states, snapshots.row_bytes.state, ("state", "last_hidden")),
+    ):
+        live = torch.cat(ring_bytes(pools, 0, 256, *names))
+        assert kept.shape == (3, num_bytes) and num_bytes % 16 == 0
+        assert live.numel() <= num_bytes < live.numel() + 16
+        assert torch.equal(kept[1, : live.numel()].sort().values, live.sort().values)  # order is the pool's own
