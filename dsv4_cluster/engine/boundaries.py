@@ -3,7 +3,8 @@
 | boundary                          | why                                                  | switch               |
 |-----------------------------------|------------------------------------------------------|----------------------|
 | the last one of the prompt        | the same prompt again                                | snapshot_prompt_end  |
-| the last one of the answer so far | the next turn; it replaces the one before            | snapshot_answer_end  |
+| the last one of the answer so far | the next turn; it replaces the one before, unless    | snapshot_answer_end  |
+|                                   | another request wants that one                       |                      |
 | one every few pages               | prompts that are cut short, preempted sequences      | snapshot_every_pages |
 | where prompts were seen to part   | beginnings that many share, such as a system message | snapshot_branches    |
 """

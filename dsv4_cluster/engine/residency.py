@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from dsv4_cluster.config.kv_config import PAGE_TOKENS, KVConfig
 from dsv4_cluster.engine.boundaries import Boundaries, resume_limit
-from dsv4_cluster.engine.sequence import Sequence
+from dsv4_cluster.engine.sequence import PrefixChain, Sequence
 from dsv4_cluster.engine.spill import create_spill
 from dsv4_cluster.kv.manager import KVManager
 from dsv4_cluster.kv.page_table import num_pages_for
@@ -47,6 +47,7 @@ class Residency:
         self._is_enabled = kv.snapshots_for(max_num_seqs) > 0
         self._index = PrefixIndex(kv.snapshots_for(max_num_seqs))
         self._boundaries = Boundaries(kv)
+        self._rolling: dict[bytes, int] = {}  # entry that only answers under way want -> how many of them
         self._num_hits = 0
         self._num_hit_tokens = 0
         self._num_evictions = 0
@@ -216,6 +217,7 @@ class Residency:
         self._index.check()
         keys = {entry.key for entry in self._index.least_recent()}
         assert self._kv.lease_keys() == keys, f"{len(self._kv.lease_keys())} leases, {len(keys)} entries"
+        assert self._rolling.keys() <= keys, f"{len(self._rolling.keys() - keys)} rolling boundaries without an entry"
         if self._spill is not None:
             self._spill.check()
 
@@ -284,6 +286,8 @@ class Residency:
         self._snapshots.load(entry.snapshot_id, self._kv.slot(request_id), num_tokens)
         sequence.num_computed_tokens = num_tokens
         self._index.touch(entry.key)
+        if entry is not sequence.chain.rolling:
+            self._rolling.pop(entry.key, None)
         return True
 
     def _allocate(self, request_id: str, num_tokens: int, *, shared: Seq[int] = (), pinned: Seq[int] = ()) -> bool:
@@ -317,20 +321,39 @@ class Residency:
 
     def _drop(self, key: bytes) -> None:
         self._index.remove(key)
+        self._rolling.pop(key, None)
         self._kv.release(key)
 
     def _publish(self, sequence: Sequence, boundary: int) -> None:
+        """Index a boundary. One that only answers under way want goes when the last of them is at its next one.
+
+        Who ends there, resumes there or keeps it by policy wants it for good.
+        """
         chain, key = sequence.chain, sequence.chain.keys[boundary // BLOCK_TOKENS - 1]
-        if boundary >= chain.prefill_end:
-            replaced, chain.rolling_key = (
-                chain.rolling_key,
-                None if self._boundaries.is_kept(sequence, boundary) else key,
-            )
-            if replaced is not None and replaced in self._index:
-                self._drop(replaced)
-        if key in self._index:
+        is_answer = boundary >= chain.prefill_end
+        if is_answer:
+            self._leave_rolling(chain)
+        if (entry := self._index.get(key)) is None:
+            entry = self._insert(sequence, key, boundary)
+            self._rolling[key] = 0
+        else:
             self._index.touch(key)
+        if not is_answer or self._boundaries.is_kept(sequence, boundary):
+            self._rolling.pop(key, None)
+        elif key in self._rolling:
+            self._rolling[key] += 1
+            chain.rolling = entry
+
+    def _leave_rolling(self, chain: PrefixChain) -> None:
+        """The answer goes beyond its rolling boundary."""
+        entry, chain.rolling = chain.rolling, None
+        if entry is None or self._index.get(entry.key) is not entry or entry.key not in self._rolling:
             return
+        self._rolling[entry.key] -= 1
+        if self._rolling[entry.key] == 0:
+            self._drop(entry.key)
+
+    def _insert(self, sequence: Sequence, key: bytes, boundary: int) -> PrefixEntry:
         if self._index.free_snapshots == 0:
             self._evict(next(self._index.least_recent()))
         page_ids = self._kv.page_ids(sequence.request_id)[: num_pages_for(boundary)]
@@ -338,7 +361,8 @@ class Residency:
         assert entry is not None, self._index.num_snapshots
         self._kv.lease(key, page_ids)
         self._snapshots.save(entry.snapshot_id, self._kv.slot(sequence.request_id), boundary)
-        chain.published.append(key)
+        sequence.chain.published.append(key)
+        return entry
 
     def _is_in_rings(self, boundary: int, end: int) -> bool:
         """True while the rings still hold the rows before `boundary`: they keep `headroom` more than the live ones."""

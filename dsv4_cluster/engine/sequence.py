@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from dsv4_cluster.engine.sampling_state import SamplingState
+from dsv4_cluster.kv.prefix_index import PrefixEntry
 from dsv4_cluster.protocol.output import TokenLogprobs
 from dsv4_cluster.protocol.request import GenerationRequest
 from dsv4_cluster.speculation.budget import Acceptance
@@ -24,7 +25,7 @@ class PrefixChain:
     root: bytes = b""
     keys: list[bytes] = field(default_factory=list)  # one per complete block of 128 tokens hashed so far
     published: list[bytes] = field(default_factory=list)  # boundaries that this sequence added to the index
-    rolling_key: bytes | None = None  # boundary that the next one of this answer replaces
+    rolling: PrefixEntry | None = None  # boundary that the next one of this answer replaces
     prefill_end: int = 0  # tokens known when the sequence was last admitted; later ones are decoded
     was_admitted: bool = False
     spilled_tokens: int = 0  # computed tokens whose live bytes the second tier keeps while the sequence waits

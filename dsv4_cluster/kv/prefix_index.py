@@ -89,6 +89,10 @@ class PrefixIndex:
                 return entry
         return None
 
+    def get(self, key: bytes) -> PrefixEntry | None:
+        """The entry of that boundary."""
+        return self._entries.get(key)
+
     def touch(self, key: bytes) -> None:
         """Make an entry the most recently used one."""
         self._entries.move_to_end(key)

@@ -90,6 +90,40 @@ def test_the_next_turn_resumes_within_the_last_answer(make_engine, ask, assert_s
     assert_same(warm, ask(make_engine(), prompt))
 
 
+@pytest.mark.parametrize("comes", ["before", "after"])
+def test_a_boundary_within_an_answer_stays_when_another_prompt_ends_there(comes, make_engine, make_request, run, ask):
+    """The answer goes on past the boundary 128; the other conversation's next turn still resumes there."""
+    engine = make_engine()
+    long = make_request("long", 100, prompt_logprobs=None, max_tokens=180)
+    text = [*long.prompt_token_ids, *run(make_engine(), long)["long"].token_ids]
+    engine.add(long)
+    while engine.stats().prefix_cache.num_snapshots == 0 and comes == "after":
+        engine.step()
+
+    answers = run(engine, make_request("other", text[:140], prompt_logprobs=None, max_tokens=4))
+
+    assert answers["other"].chunks[0].num_cached_tokens == {"before": 0, "after": 128}[comes]
+    next_turn = ask(engine, [*text[:140], *answers["other"].token_ids, *random_tokens(20, 1)])
+    assert next_turn.chunks[0].num_cached_tokens == 128
+
+
+@pytest.mark.parametrize("num_other", [60, 150, 180])
+def test_equal_answers_keep_the_last_boundary_of_each(num_other, make_engine, make_request, run, ask):
+    requests = [
+        make_request(name, 100, prompt_logprobs=None, max_tokens=n) for name, n in {"a": 180, "b": num_other}.items()
+    ]
+    engine = make_engine()
+
+    answers = run(engine, *requests)
+
+    ends = {(100 + len(answer.token_ids) - 1) // 128 * 128 for answer in answers.values()}
+    assert engine.stats().prefix_cache.num_snapshots == len(ends)
+    for request in requests:
+        tokens = [*request.prompt_token_ids, *answers[request.request_id].token_ids]
+        warm = ask(engine, [*tokens, *random_tokens(9, 3)], max_tokens=1)
+        assert warm.chunks[0].num_cached_tokens == (len(tokens) - 1) // 128 * 128
+
+
 def test_an_answer_that_continues_does_not_disturb_who_resumed_from_its_half_filled_page(
     make_engine, make_request, run, assert_same
 ):
