@@ -23,7 +23,9 @@ from dsv4_kernels.kv.triton_rows import pool_views
 _WORKSPACE_VALUES = 1 << 25  # scores held at once, and as many candidates: 128 MiB each
 _MAX_TOKENS = 1 << 15  # of one launch: limit of a grid's second dimension
 _TILE, _TILES = 128, 16  # entries of one product, products of one program
+_STAGES = 5  # two for the page numbers, two for the keys behind them, one in use: with 3, no key is on its way ahead
 _GATHERED = 4096  # entries of one program
+_LISTED = 8192  # candidates that the selection reads at once: about what one bin holds of 262,144 entries
 _COUNTS = NUM_BINS + 16  # integers of a token's histogram; behind the bins the number of candidates
 
 hadamard = reference.hadamard
@@ -65,7 +67,7 @@ def index_slots(
                 q[part], weights[part], views.values, views.tail, views.codes, page_table, seqs[part],
                 num_visible[part], ordered, counts, columns, width, topk, PAGE_BYTES=views.page_bytes, H=num_heads,
                 HEADS=max(16, triton.next_power_of_2(num_heads)), D=dim, ROWS=pool.rows_per_page, KIND=fmt.kind,
-                TILE=_TILE, TILES=tiles, BINS=NUM_BINS, COUNTS=_COUNTS, num_warps=4, num_stages=3,
+                TILE=_TILE, TILES=tiles, BINS=NUM_BINS, COUNTS=_COUNTS, num_warps=4, num_stages=_STAGES,
             )  # fmt: skip
             gather_kernel[(triton.cdiv(width, _GATHERED), count)](
                 ordered, counts, num_visible[part], candidates, width, topk, BLOCK=_GATHERED, BINS=NUM_BINS,
@@ -73,7 +75,7 @@ def index_slots(
             )  # fmt: skip
         select_kernel[(count,)](
             ordered, counts, candidates, page_table, seqs[part], num_visible[part], slots[part], lengths[part],
-            columns, width, topk, ROWS=pool.rows_per_page, WIDTH=triton.next_power_of_2(topk), BLOCK=2048,
-            BINS=NUM_BINS, COUNTS=_COUNTS, num_warps=8,
+            columns, width, topk, ROWS=pool.rows_per_page, WIDTH=triton.next_power_of_2(topk), BLOCK=_LISTED,
+            BINS=NUM_BINS, COUNTS=_COUNTS, num_warps=16,
         )  # fmt: skip
     return slots, lengths

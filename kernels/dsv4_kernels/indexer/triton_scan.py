@@ -5,6 +5,7 @@
 import triton
 import triton.language as tl
 
+from dsv4_kernels.indexer.triton_select import BIN_SHIFT
 from dsv4_kernels.quant.triton_codec import fp8_group_code, power_of_two, to_e4m3
 
 _FP4_GROUP = tl.constexpr(32)
@@ -61,7 +62,7 @@ def scan_kernel(
         tl.debug_barrier()
         chunk = first + tl.arange(0, TILE * TILES)
         scores = tl.load(row + chunk, mask=chunk < visible, other=0)
-        histogram = tl.histogram((scores >> 21) + BINS // 2, BINS, mask=chunk < visible)
+        histogram = tl.histogram((scores >> BIN_SHIFT) + BINS // 2, BINS, mask=chunk < visible)
         bins = tl.arange(0, BINS)
         tl.atomic_add(counts + token * COUNTS + bins, histogram, mask=histogram > 0, sem="relaxed")
 

@@ -5,7 +5,9 @@
 import triton
 import triton.language as tl
 
-NUM_BINS = 2048  # of the scan's histogram: the 11 leading bits of a score
+# A histogram costs by its bins: each lane of a warp counts a part of them for every value. So digits are short.
+NUM_BINS = 1024  # of the scan's histogram
+BIN_SHIFT = tl.constexpr(22)  # from a score to its 10 leading bits
 _ENTRY_BITS = tl.constexpr(22)  # op.py has the limit on entries
 _LAST_ENTRY = tl.constexpr(2**22 - 1)
 
@@ -23,7 +25,7 @@ def gather_kernel(
         histogram = tl.load(counts + token * COUNTS + tl.arange(0, BINS))
         bin_, _, _ = _last_bin(histogram, topk)
         score = tl.load(ordered + token * width + entry, mask=entry < visible, other=0)
-        is_candidate = (entry < visible) & ((score >> 21) + BINS // 2 >= bin_)
+        is_candidate = (entry < visible) & ((score >> BIN_SHIFT) + BINS // 2 >= bin_)
         place = tl.cumsum(is_candidate.to(tl.int32), axis=0)
         count = tl.sum(is_candidate.to(tl.int32), axis=0)
         start = tl.atomic_add(counts + token * COUNTS + BINS, count, sem="relaxed")
@@ -49,12 +51,14 @@ def select_kernel(
         count = tl.load(counts + token * COUNTS + BINS)
         bin_, need, inside = _last_bin(histogram, topk)
         prefix = bin_.to(tl.int64)
-        limit = prefix << (21 + _ENTRY_BITS)
+        limit = prefix << (BIN_SHIFT + _ENTRY_BITS)
         at = (prefix, need, inside, limit)
-        at = _narrow(row, listed, count, at[0], at[1], at[2], at[3], 10 + _ENTRY_BITS, 11, BLOCK)
-        at = _narrow(row, listed, count, at[0], at[1], at[2], at[3], _ENTRY_BITS, 10, BLOCK)
-        at = _narrow(row, listed, count, at[0], at[1], at[2], at[3], 11, 11, BLOCK)
-        at = _narrow(row, listed, count, at[0], at[1], at[2], at[3], 0, 11, BLOCK)
+        at = _narrow(row, listed, count, at[0], at[1], at[2], at[3], 14 + _ENTRY_BITS, 8, BLOCK)
+        at = _narrow(row, listed, count, at[0], at[1], at[2], at[3], 7 + _ENTRY_BITS, 7, BLOCK)
+        at = _narrow(row, listed, count, at[0], at[1], at[2], at[3], _ENTRY_BITS, 7, BLOCK)
+        at = _narrow(row, listed, count, at[0], at[1], at[2], at[3], 14, 8, BLOCK)
+        at = _narrow(row, listed, count, at[0], at[1], at[2], at[3], 7, 7, BLOCK)
+        at = _narrow(row, listed, count, at[0], at[1], at[2], at[3], 0, 7, BLOCK)
         limit = at[3]
         start = 0
         for first in range(0, count, BLOCK):
