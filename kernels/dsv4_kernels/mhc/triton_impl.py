@@ -17,13 +17,14 @@ import triton.language as tl
 
 from dsv4_kernels.mhc import reference
 from dsv4_kernels.quant.triton_codec import fp8_group_code, to_e4m3
+from dsv4_kernels.triton_pdl import start_next, uses_ptx, wait_for_previous
 
 STREAMS = 4
 CHANNELS = 128  # per program of _mix; fixed, or the order of the sums would depend on the batch
 _TILE = 64  # channels in registers at once
 _GROUP = 128  # values per FP8 scale
 _SINKHORN_TOKENS = 8
-_LARGE_BATCH = 64  # tokens from which on 32 of them share one load of fn
+_TOKENS = 16  # of a program of _mix: with 32 or 64 the streams take the registers; 8,192 tokens took 334 us, not 877
 
 sinkhorn = reference.sinkhorn  # alone it is no step of the model
 
@@ -32,7 +33,7 @@ sinkhorn = reference.sinkhorn  # alone it is no step of the model
 def _mix(
     x, y, post, comb, fn, out, partial, num_tokens, num_splits,
     D: tl.constexpr, NUM_MIX: tl.constexpr, N: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr,
-    BLOCK: tl.constexpr, HAS_POST: tl.constexpr, HAS_FN: tl.constexpr,
+    BLOCK: tl.constexpr, HAS_POST: tl.constexpr, HAS_FN: tl.constexpr, USE_PTX: tl.constexpr,
 ):  # fmt: skip
     """out = streams after hc_post; partial[t, split] = NUM_MIX products with fn, then the sum of squares."""
     split = tl.program_id(1)
@@ -42,6 +43,9 @@ def _mix(
     columns = tl.arange(0, N)
     products = tl.zeros((BT, N), tl.float32)
     squares = tl.zeros((BT,), tl.float32)
+    wait_for_previous(USE_PTX)
+    if HAS_FN:  # a tile of fn is read while the one before it is multiplied
+        w = _fn_tile(fn, columns, split * BLOCK, 0, D, NUM_MIX, BD)
     for first in range(0, BLOCK, BD):
         channels = split * BLOCK + first + tl.arange(0, BD)
         is_cell = is_row[:, None] & (channels < D)[None, :]
@@ -67,14 +71,14 @@ def _mix(
             if HAS_FN:
                 wide = narrow.to(tl.float32)
                 squares += tl.sum(wide * wide, axis=1)
-                w = tl.load(
-                    fn + columns[None, :] * (4 * D) + k * D + channels[:, None],
-                    mask=(columns < NUM_MIX)[None, :] & (channels < D)[:, None], other=0.0,
-                )  # fmt: skip
                 high = w.to(tl.bfloat16)
                 low = (w - high.to(tl.float32)).to(tl.bfloat16)
+                following = first + (k + 1) // 4 * BD
+                begin = tl.where(following < BLOCK, split * BLOCK + following, D)  # nothing is read behind the last
+                w = _fn_tile(fn, columns, begin, (k + 1) % 4, D, NUM_MIX, BD)
                 products = tl.dot(narrow, high, products)
                 products = tl.dot(narrow, low, products)
+    start_next(USE_PTX)
     if HAS_FN:
         to = partial + (token * num_splits + split) * N
         tl.store(to[:, None] + columns[None, :], products, mask=is_row[:, None] & (columns < NUM_MIX)[None, :])
@@ -82,13 +86,22 @@ def _mix(
 
 
 @triton.jit
+def _fn_tile(fn, columns, begin, k, D: tl.constexpr, NUM_MIX: tl.constexpr, BD: tl.constexpr):
+    """Channels from `begin` of stream k, transposed: [BD, N] fp32, zero behind D and NUM_MIX."""
+    channels = begin + tl.arange(0, BD)
+    at = fn + columns[None, :] * (4 * D) + k * D + channels[:, None]
+    return tl.load(at, mask=(columns < NUM_MIX)[None, :] & (channels < D)[:, None], other=0.0)
+
+
+@triton.jit
 def _finish(
     x, partial, scale, base, norm_weight, y, post, comb, values, scales, num_tokens, num_splits, eps, norm_eps,
     D: tl.constexpr, NUM_MIX: tl.constexpr, N: tl.constexpr, BD: tl.constexpr, SPLITS: tl.constexpr,
     BT: tl.constexpr, NUM_ITERS: tl.constexpr, HAS_COMB: tl.constexpr, HAS_NORM: tl.constexpr, HAS_FP8: tl.constexpr,
-    GROUP: tl.constexpr,
+    GROUP: tl.constexpr, USE_PTX: tl.constexpr,
 ):  # fmt: skip
     """Programs 0 .. num_tokens - 1 collapse one token each, the others form post and comb of BT tokens each."""
+    wait_for_previous(USE_PTX)
     pid = tl.program_id(0)
     if pid < num_tokens:
         _collapse_token(
@@ -101,6 +114,7 @@ def _finish(
             rows, partial, scale, base, post, comb, num_tokens, num_splits, eps, norm_eps,
             D, NUM_MIX, N, SPLITS, BT, NUM_ITERS,
         )  # fmt: skip
+    start_next(USE_PTX)
 
 
 @triton.jit
@@ -255,12 +269,12 @@ def _launch_mix(
     if num_tokens == 0:
         return
     splits = triton.cdiv(dim, CHANNELS)
-    tokens = 32 if num_tokens >= _LARGE_BATCH else 16
-    _mix[(triton.cdiv(num_tokens, tokens), splits)](
+    _mix[(triton.cdiv(num_tokens, _TOKENS), splits)](
         x, None if y is None else y.contiguous(), None if post is None else post.contiguous(),
         None if comb is None else comb.contiguous(), fn, out, partial, num_tokens, splits,
         D=dim, NUM_MIX=fn.shape[0] if fn is not None else 0, N=partial.shape[2] if partial is not None else 16,
-        BT=tokens, BD=_TILE, BLOCK=CHANNELS, HAS_POST=y is not None, HAS_FN=fn is not None, num_warps=tokens // 4,
+        BT=_TOKENS, BD=_TILE, BLOCK=CHANNELS, HAS_POST=y is not None, HAS_FN=fn is not None, USE_PTX=uses_ptx(x),
+        num_warps=4, launch_pdl=uses_ptx(x),
     )  # fmt: skip
 
 
@@ -292,6 +306,7 @@ def _collapse(
             x, partial, scale, base, norm_weight, y, post, comb, values, scales, num_tokens, splits, eps, norm_eps,
             D=dim, NUM_MIX=(2 + STREAMS) * STREAMS if has_comb else STREAMS, N=partial.shape[2], BD=block,
             SPLITS=triton.next_power_of_2(splits), BT=_SINKHORN_TOKENS, NUM_ITERS=num_iters or 0, HAS_COMB=has_comb,
-            HAS_NORM=norm_weight is not None, HAS_FP8=quantise, GROUP=_GROUP, num_warps=min(16, max(4, block // 512)),
+            HAS_NORM=norm_weight is not None, HAS_FP8=quantise, GROUP=_GROUP, USE_PTX=uses_ptx(x),
+            num_warps=min(16, max(4, block // 1024)), launch_pdl=uses_ptx(x),
         )  # fmt: skip
     return y, post, comb, values, scales
