@@ -137,6 +137,7 @@ class _Answer:
     def _count(self, usage: dict[str, Any]) -> None:
         """The parser does not count the tokens of a character that the answer leaves unfinished; we generated them."""
         usage["output_tokens"] = self._parser.num_tokens
+        usage["output_tokens_details"] = {"thinking_tokens": self._parser.num_thought_tokens}
 
 
 def _error_event(err: Exception, request_id: str) -> NamedEvent:

@@ -41,7 +41,8 @@ def answer_form(
     if parsing.thinking_initial_stage == recipe.ThinkingInitialStage.ContentContinuation:
         raise InvalidRequestError("response_format cannot be combined with a prefix message that begins the content")
     if constraint is None or (kind == "json_schema" and schemas.response is not None):
-        return StructuredSpec(kind="json_schema", schema=_dumps(_closed(schemas.response)))
+        assert schemas.response is not None
+        return StructuredSpec(kind="json_schema", schema=_dumps(_closed(schemas.response.schema)))
     if kind == "json_schema" and not constraint.schema:
         return StructuredSpec(kind="json_object")
     if kind in ("json_schema", "regex"):
@@ -80,7 +81,7 @@ def _tool_schemas(converted: str, schemas: ClientSchemas) -> str:
     for tool in tools:
         function = tool["function"]
         if function["name"] in schemas.tools:
-            function.update(strict=True, parameters=_closed(schemas.tools[function["name"]]))
+            function.update(strict=True, parameters=_closed(schemas.tools[function["name"]].schema))
     return _dumps(tools)
 
 

@@ -46,6 +46,7 @@ class ChatParser:
             is_thinking=prompt.is_thinking,
             starts_in_block=prompt.parsing.starts_in_tool_calls,
             max_calls=1 if prompt.is_single_call else None,
+            stop_strings=prompt.stop_strings,
         )
         self._prompt = prompt
         self._eos_token_id = eos_token_id
@@ -60,7 +61,7 @@ class ChatParser:
 
     @property
     def num_thought_tokens(self) -> int:
-        """Completion tokens that are shown as thoughts."""
+        """Completion tokens in front of what ended the thoughts."""
         return self._scanner.num_thought_tokens
 
     def push(self, chunk: TokenChunk) -> list[Event]:
@@ -73,6 +74,7 @@ class ChatParser:
                 continue
             if token_id == self._eos_token_id:  # ignore_eos: generated and counted, but nothing to read
                 self.num_tokens += 1
+                self._scanner.skip_token()
                 continue
             logprobs = None
             if self._prompt.num_logprobs is not None and chunk.logprobs is not None:
@@ -198,9 +200,7 @@ def _counted(usage: dict[str, Any], parser: ChatParser) -> dict[str, Any]:
     """
     num_tokens = parser.num_tokens
     found = {**usage, "completion_tokens": num_tokens, "total_tokens": usage["prompt_tokens"] + num_tokens}
-    if usage.get("completion_tokens_details"):
-        details = {**usage["completion_tokens_details"], "reasoning_tokens": parser.num_thought_tokens}
-        found["completion_tokens_details"] = details
+    found["completion_tokens_details"] = {"reasoning_tokens": parser.num_thought_tokens}
     return found
 
 
@@ -211,9 +211,8 @@ def _summed(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
     total = dict(min(usages, key=lambda usage: usage["prompt_cache_hit_tokens"]))
     total["completion_tokens"] = sum(usage["completion_tokens"] for usage in usages)
     total["total_tokens"] = total["prompt_tokens"] + total["completion_tokens"]
-    details = [usage["completion_tokens_details"] for usage in usages if usage.get("completion_tokens_details")]
-    if details:
-        total["completion_tokens_details"] = {name: sum(each.get(name) or 0 for each in details) for name in details[0]}
+    num_thoughts = sum(usage["completion_tokens_details"]["reasoning_tokens"] for usage in usages)
+    total["completion_tokens_details"] = {"reasoning_tokens": num_thoughts}
     return total
 
 

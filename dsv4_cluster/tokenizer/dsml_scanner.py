@@ -13,12 +13,12 @@
 Text is held back while it could still become a tag, be it with what follows a tag that is removed. Everything is
 decided on text, so the result does not depend on how it is cut into tokens, nor tokens into chunks. Tokens of ordinary
 text pass through as they are, with their logprobs; markup goes on as text that carries the count of its tokens. A token
-that is half text, half markup counts and has no logprobs. Tokens of removed markup are completion tokens, never
-reasoning tokens.
+that is half text, half markup counts and has no logprobs, and so does a special token of the answer that may
+hold a part of a stop string. Every token in front of what ends the thoughts is a reasoning token, removed markup too.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import deepseek_recipe as recipe
@@ -81,12 +81,16 @@ class MarkupScanner:
         is_thinking: bool = False,
         starts_in_block: bool = False,
         max_calls: int | None = None,
+        stop_strings: Sequence[str] = (),
     ) -> None:
         """tools: parameters of each tool, by name. is_thinking: the output starts inside the thoughts.
 
         starts_in_block: the prompt ends with the wrapper's tag. max_calls: the answer ends behind that many.
+        stop_strings: what the parser looks for in the answer.
         """
         self._is_thinking = is_thinking
+        self._tokenizer = tokenizer
+        self._stop_strings = tuple(stop_strings)
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._tools = tools
         self._max_calls = max_calls
@@ -95,7 +99,7 @@ class MarkupScanner:
         self._text = ""  # of all pieces
         self._before_block = ""  # held in front of a block that is removed
         self._parts: list[tuple[int, Logprobs | None]] = []  # tokens of an unfinished character
-        self.num_thought_tokens = 0  # of the text of the thoughts that was passed on
+        self.num_thought_tokens = 0  # that began in the thoughts, removed markup included, `</think>` not
         self.is_closed = False  # the block is complete, nothing that follows counts
 
     def push(self, token_id: int, logprobs: Logprobs | None) -> list[recipe.InferenceChunk]:
@@ -113,6 +117,10 @@ class MarkupScanner:
         self._text += text
         self._advance(out, is_last=False)
         return out.chunks
+
+    def skip_token(self) -> None:
+        """A token was generated that stands for no text."""
+        self.num_thought_tokens += self._is_thinking
 
     def finish(self, *, is_complete: bool) -> list[recipe.InferenceChunk]:
         """The rest. is_complete: the model ended its answer; else the length limit cut it, and a call stays open."""
@@ -241,8 +249,7 @@ class MarkupScanner:
             if size == len(piece.text):
                 self._pass_on(out, self._pieces.popleft())
             elif splits:
-                out.add_text(piece.text[:size], len(piece.tokens))
-                self._count(piece)
+                out.add_text(piece.text[:size], self._counted(piece))
                 piece.text, piece.tokens = piece.text[size:], []
             else:
                 break
@@ -250,12 +257,23 @@ class MarkupScanner:
             num_chars -= size
 
     def _pass_on(self, out: _Output, piece: _Piece) -> None:
-        out.add_piece(piece)
-        self._count(piece)
+        num_tokens = self._counted(piece)
+        if self._stop_strings and not self._is_thinking and self._may_hold_stop(piece):
+            out.add_text(piece.text, num_tokens)
+        else:
+            out.add_piece(piece)
 
-    def _count(self, piece: _Piece) -> None:
+    def _may_hold_stop(self, piece: _Piece) -> bool:
+        """Whether a special token may hold a part of a stop string: the parser looks for those in text only."""
+        spelled = [(token_id, self._tokenizer.decode([token_id])) for token_id, _ in piece.tokens]
+        added = [text for token_id, text in spelled if self._tokenizer.added_token_ids.get(text) == token_id]
+        return any(_overlap(text, stop) for text in added for stop in self._stop_strings)
+
+    def _counted(self, piece: _Piece) -> int:
+        """The number of tokens that begin in the piece, which are thoughts while the model thinks."""
         if self._is_thinking:
             self.num_thought_tokens += len(piece.tokens)
+        return len(piece.tokens)
 
     def _drop(self, num_chars: int) -> int:
         """Take text away. Returns: the number of tokens that began in it."""
@@ -263,7 +281,7 @@ class MarkupScanner:
         num_tokens = 0
         while num_chars:
             piece = self._pieces[0]
-            num_tokens += len(piece.tokens)
+            num_tokens += self._counted(piece)
             if len(piece.text) <= num_chars:
                 self._pieces.popleft()
                 num_chars -= len(piece.text)
@@ -274,6 +292,14 @@ class MarkupScanner:
 
     def _new_block(self, *, is_open: bool = False) -> ToolBlock:
         return ToolBlock(self._tools, is_open=is_open, max_calls=self._max_calls)
+
+
+def _overlap(text: str, other: str) -> bool:
+    """Whether the two can share characters when they stand in one longer text."""
+    if text in other or other in text:
+        return True
+    sizes = range(1, min(len(text), len(other)))
+    return any(text.endswith(other[:size]) or other.endswith(text[:size]) for size in sizes)
 
 
 def _is_call(tag: Tag) -> bool:

@@ -3,15 +3,19 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import deepseek_recipe as recipe
 
 from dsv4_cluster.errors import CheckpointError, InvalidRequestError, PromptTooLongError
 from dsv4_cluster.protocol.request import StructuredSpec
 from dsv4_cluster.tokenizer.answer_form import answer_form
-from dsv4_cluster.tokenizer.family import CHAT, ApiFamily, Body, Generator, MakeGenerator, Request
+from dsv4_cluster.tokenizer.family import CHAT, ApiFamily, Body, ClientSchemas, Generator, MakeGenerator, Request
 from dsv4_cluster.tokenizer.models import ServedModels
+from dsv4_cluster.tokenizer.strict_schema import StrictSchemaError, refused_place
 from dsv4_cluster.tokenizer.text import TOKENIZER_FILE, TextTokenizer
+
+_STRICT = {"name": "checked", "strict": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +81,7 @@ class ChatCodec:
                 conversion = request.convert(self._options)
             rendering = family.render(conversion, body)
         except recipe.ConversionError as err:
-            raise InvalidRequestError(str(err), http_status=err.status_code) from err
+            raise self._located(err, family.client_schemas(body)) from err
         except (ValueError, OverflowError, RecursionError) as err:
             raise InvalidRequestError(_reason(err)) from err
         token_ids = tuple(self._encoding.encode(rendering.conversation))
@@ -108,6 +112,33 @@ class ChatCodec:
             ),
             is_single_call=is_single_call,
         )
+
+    def _located(self, err: recipe.ConversionError, schemas: ClientSchemas) -> InvalidRequestError:
+        """The same error, with its place when a strict schema is to blame."""
+        checked = [(one, self._refusal_of_parameters) for one in schemas.tools.values()]
+        if schemas.response is not None:
+            checked.append((schemas.response, self._refusal_of_response))
+        for one, refusal in checked:
+            found = refused_place(one.schema, refusal) if refusal(one.schema) == str(err) else None
+            if found is not None:
+                return StrictSchemaError(found[1], param=one.param + found[0])
+        return InvalidRequestError(str(err), http_status=err.status_code)
+
+    def _refusal_of_parameters(self, schema: Any) -> str | None:
+        """What the conversion says of strict parameters, None when it takes them."""
+        return self._refusal({"tools": [{"type": "function", "function": {**_STRICT, "parameters": schema}}]})
+
+    def _refusal_of_response(self, schema: Any) -> str | None:
+        """The same of a strict response format."""
+        return self._refusal({"response_format": {"type": "json_schema", "json_schema": {**_STRICT, "schema": schema}}})
+
+    def _refusal(self, fields: Body) -> str | None:
+        body = {"model": self._models.canonical, "messages": [{"role": "user", "content": ""}], **fields}
+        try:
+            self._opened(CHAT, body).convert(self._options)
+        except (recipe.ConversionError, ValueError) as err:
+            return str(err)
+        return None
 
     def _opened(self, family: ApiFamily, body: Body) -> Request:
         request = family.request(json.dumps(body, ensure_ascii=False, allow_nan=False))

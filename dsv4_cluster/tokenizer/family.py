@@ -18,12 +18,20 @@ Generator: TypeAlias = (
 MakeGenerator: TypeAlias = Callable[[recipe.ConversationRequest, str, str], Generator]  # conversion, id, model
 
 
+@dataclass(frozen=True, slots=True)
+class ClientSchema:
+    """A strict schema, and where it stands in the body."""
+
+    param: str
+    schema: Any
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientSchemas:
     """Strict schemas as the client wrote them: the conversion drops keywords on the way, the constraint keeps them."""
 
-    tools: Mapping[str, Any] = field(default_factory=dict)  # function name -> parameters
-    response: Any = None  # None: no strict schema for the answer's text
+    tools: Mapping[str, ClientSchema] = field(default_factory=dict)  # function name -> parameters
+    response: ClientSchema | None = None  # None: no strict schema for the answer's text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +85,16 @@ def _free_chat_choice(body: Body) -> dict[str, Any] | None:
 
 
 def _chat_schemas(body: Body) -> ClientSchemas:
-    functions = [tool["function"] for tool in objects(body.get("tools")) if tool_name(tool) is not None]
+    strict = {}
+    for index, tool in enumerate(objects(body.get("tools"))):
+        name = tool_name(tool)
+        if name is not None and tool["function"].get("strict") is True:
+            strict[name] = ClientSchema(f"tools[{index}].function.parameters", tool["function"].get("parameters"))
     answer = body.get("response_format")
     own = answer.get("json_schema") if isinstance(answer, dict) else None
-    return ClientSchemas(
-        tools={f["name"]: f.get("parameters") for f in functions if f.get("strict") is True},
-        response=own.get("schema") if isinstance(own, dict) and own.get("strict") is True else None,
-    )
+    is_strict = isinstance(own, dict) and own.get("strict") is True and own.get("schema") is not None
+    response = ClientSchema("response_format.json_schema.schema", own["schema"]) if own and is_strict else None
+    return ClientSchemas(tools=strict, response=response)
 
 
 CHAT = ApiFamily(

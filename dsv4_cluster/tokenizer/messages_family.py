@@ -7,7 +7,7 @@ from typing import Any
 import deepseek_recipe as recipe
 
 from dsv4_cluster.errors import InvalidRequestError
-from dsv4_cluster.tokenizer.family import ApiFamily, Body, ClientSchemas, Rendering, objects
+from dsv4_cluster.tokenizer.family import ApiFamily, Body, ClientSchema, ClientSchemas, Rendering, objects
 
 
 def answer_schema(body: Body) -> Any:
@@ -27,11 +27,14 @@ def _free_choice(body: Body) -> dict[str, Any] | None:
 
 
 def _client_schemas(body: Body) -> ClientSchemas:
-    tools = objects(body.get("tools"))
-    return ClientSchemas(
-        tools={str(t.get("name")): t.get("input_schema") for t in tools if t.get("strict") is True},
-        response=answer_schema(body),
-    )
+    strict = {
+        str(tool.get("name")): ClientSchema(f"tools[{index}].input_schema", tool.get("input_schema"))
+        for index, tool in enumerate(objects(body.get("tools")))
+        if tool.get("strict") is True
+    }
+    own = answer_schema(body)
+    response = None if own is None else ClientSchema("output_config.format.schema", own)
+    return ClientSchemas(tools=strict, response=response)
 
 
 def _render(conversion: recipe.ConversationRequest, body: Body) -> Rendering:

@@ -4,7 +4,15 @@ from typing import Any
 
 import deepseek_recipe as recipe
 
-from dsv4_cluster.tokenizer.family import ApiFamily, Body, ClientSchemas, MakeGenerator, as_converted, objects
+from dsv4_cluster.tokenizer.family import (
+    ApiFamily,
+    Body,
+    ClientSchema,
+    ClientSchemas,
+    MakeGenerator,
+    as_converted,
+    objects,
+)
 
 _NAMESPACE_SEPARATOR = "__"  # deepseek-recipe's, between a namespace and a function in it
 
@@ -20,15 +28,19 @@ def _free_choice(body: Body) -> dict[str, Any] | None:
 
 def _client_schemas(body: Body) -> ClientSchemas:
     strict = {}
-    for tool in objects(body.get("tools")):
-        prefix = f"{tool.get('name')}{_NAMESPACE_SEPARATOR}" if tool.get("type") == "namespace" else ""
-        for function in objects(tool.get("tools")) if prefix else [tool]:
+    for index, tool in enumerate(objects(body.get("tools"))):
+        is_space = tool.get("type") == "namespace"
+        prefix = f"{tool.get('name')}{_NAMESPACE_SEPARATOR}" if is_space else ""
+        for inner, function in enumerate(objects(tool.get("tools")) if is_space else [tool]):
             if function.get("strict") is True:
-                strict[f"{prefix}{function.get('name')}"] = function.get("parameters")
+                where = f"tools[{index}].tools[{inner}]" if is_space else f"tools[{index}]"
+                strict[f"{prefix}{function.get('name')}"] = ClientSchema(
+                    f"{where}.parameters", function.get("parameters")
+                )
     text = body.get("text")
     form = text.get("format") if isinstance(text, dict) else None
     own = form.get("schema") if isinstance(form, dict) and form.get("strict") is True else None
-    return ClientSchemas(tools=strict, response=own)
+    return ClientSchemas(tools=strict, response=None if own is None else ClientSchema("text.format.schema", own))
 
 
 def _make_generator(request: recipe.ResponsesRequest, options: recipe.ConversionOptions) -> MakeGenerator:

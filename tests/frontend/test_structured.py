@@ -156,6 +156,75 @@ def test_a_strict_schema_keeps_keywords_that_the_prompt_drops(http, service):
             assert inner["additionalProperties"] is False and inner["required"] == list(inner["properties"])
 
 
+UNIT = {"type": "string", "enum": ["C", "F"]}
+
+
+def nested(inner: object) -> dict:
+    """A strict schema that holds another one at `.properties.a.anyOf[1].items.properties.b`."""
+    objects = {"type": "object", "properties": {"u": UNIT, "b": inner}}
+    return {
+        "type": "object",
+        "properties": {"z": UNIT, "a": {"anyOf": [UNIT, {"type": "array", "items": objects}]}},
+        "$def": {"unit": UNIT},
+    }
+
+
+@pytest.mark.parametrize(
+    ("schema", "place", "words"),
+    [
+        ({"type": "object", "properties": {"u": {"enum": ["C", "F"]}}}, ".properties.u", "`type`"),
+        (nested({"enum": ["C"]}), ".properties.a.anyOf[1].items.properties.b", "`type`"),
+        (nested({"type": "array"}), ".properties.a.anyOf[1].items.properties.b", "`items`"),
+        (nested({"type": "object", "properties": {"c": UNIT}, "required": []}), ".items.properties.b", "Required"),
+        ({"type": "object", "properties": {"u": UNIT}, "additionalProperties": True}, "", "additionalProperties"),
+        ({"type": "object", "properties": {}, "$def": {"d": {"const": 1}}}, ".$def.d", "`type`"),
+        ({"type": "array", "items": UNIT}, "", "must be an object"),
+    ],
+    ids=lambda value: str(value)[-30:],
+)
+def test_a_schema_that_strict_mode_does_not_know_is_refused_by_its_place(http, service, schema, place, words):
+    function = {"name": "f", "strict": True, "parameters": schema}
+    fine = {"name": "g", "strict": True, "parameters": nested(UNIT)}
+    tools = [{"type": "function", "function": one} for one in (fine, function)]
+
+    of_chat = http.post(CHAT, json=chat(tools=tools))
+    body = {
+        "model": "deepseek-v4-flash",
+        "input": "hi",
+        "tools": [{"type": "function", **one} for one in (fine, function)],
+    }
+    of_responses = http.post("/v1/responses", json=body)
+
+    for response, start in ((of_chat, "tools[1].function.parameters"), (of_responses, "tools[1].parameters")):
+        error = response.json()["error"]
+        assert response.status_code == 400
+        assert error["param"].startswith(start) and error["param"].endswith(place)
+        assert error["message"].startswith(error["param"]) and words in error["message"]
+    assert service.requests == []
+
+
+def test_a_strict_response_format_is_refused_by_its_place(http):
+    form = {"name": "x", "strict": True, "schema": nested({"enum": [1]})}
+
+    of_chat = http.post(CHAT, json=chat(response_format={"type": "json_schema", "json_schema": form}))
+    body = {"model": "deepseek-v4-flash", "input": "hi", "text": {"format": {"type": "json_schema", **form}}}
+    of_responses = http.post("/v1/responses", json=body)
+
+    place = "schema.properties.a.anyOf[1].items.properties.b"
+    assert of_chat.json()["error"]["param"] == f"response_format.json_schema.{place}"
+    assert of_responses.json()["error"]["param"] == f"text.format.{place}"
+
+
+def test_the_place_in_a_very_wide_schema_is_looked_for_in_bounded_time(http):
+    wide = {f"p{i}": UNIT for i in range(2500)} | {"last": {"enum": [1]}}
+    function = {"name": "f", "strict": True, "parameters": {"type": "object", "properties": wide}}
+
+    response = http.post(CHAT, json=chat(tools=[{"type": "function", "function": function}]))
+
+    assert response.status_code == 400 and response.elapsed.total_seconds() < 5
+    assert response.json()["error"]["param"] == "tools[0].function.parameters"
+
+
 def test_a_prefix_message_cannot_begin_a_constrained_answer(http, service):
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ab", "prefix": True}]
 
