@@ -8,7 +8,8 @@
 | `commit`                      | boundaries that the step reached join the prefix index                           |
 | `free`                        | pages stay with the index as far as it owns them                                 |
 
-Which boundaries are kept is decided in `boundaries.py`; what happens to bytes that fall out of the pools in `spill.py`.
+Which boundaries are kept is decided in `boundaries.py`; what happens to bytes that fall out of the pools in `spill.py`;
+`prefix_account.py` counts.
 """
 
 from collections.abc import Iterable
@@ -17,6 +18,7 @@ from dataclasses import replace
 
 from dsv4_cluster.config.kv_config import PAGE_TOKENS, KVConfig
 from dsv4_cluster.engine.boundaries import Boundaries, resume_limit
+from dsv4_cluster.engine.prefix_account import Cause, PrefixAccount
 from dsv4_cluster.engine.sequence import PrefixChain, Sequence
 from dsv4_cluster.engine.spill import create_spill
 from dsv4_cluster.kv.manager import KVManager
@@ -50,7 +52,7 @@ class Residency:
         self._rolling: dict[bytes, int] = {}  # entry that only answers under way want -> how many of them
         self._num_hits = 0
         self._num_hit_tokens = 0
-        self._num_evictions = 0
+        self._account = PrefixAccount(pools.layout.page_bytes, self._snapshots.row_bytes)
 
     @property
     def available_pages(self) -> int:
@@ -60,14 +62,8 @@ class Residency:
     def stats(self) -> PrefixCacheStats:
         """Counters of now."""
         tier = PrefixCacheStats() if self._spill is None else self._spill.stats()
-        return replace(
-            tier,
-            num_cached_pages=self._kv.leased_pages,
-            num_snapshots=len(self._index),
-            total_hits=self._num_hits,
-            total_hit_tokens=self._num_hit_tokens,
-            total_evictions=self._num_evictions,
-        )
+        counted = replace(tier, total_hits=self._num_hits, total_hit_tokens=self._num_hit_tokens)
+        return self._account.fill(counted, num_cached_pages=self._kv.leased_pages)
 
     def observe(self, sequence: Sequence) -> None:
         """Hash a new sequence's tokens, once, and note where it parts from earlier ones."""
@@ -160,7 +156,7 @@ class Residency:
         """Take what a failed sequence added out of the index: nobody shall resume from it."""
         for key in sequence.chain.published:
             if key in self._index:
-                self._drop(key)
+                self._drop(key, Cause.FAILED)
             if self._spill is not None:
                 self._spill.forget_prefix(key)
 
@@ -215,7 +211,11 @@ class Residency:
         """Prove that every page, slot and snapshot is accounted for. Raises: AssertionError with the numbers."""
         self._kv.check()
         self._index.check()
+        self._account.check(len(self._index))
         keys = {entry.key for entry in self._index.least_recent()}
+        pages = {page_id for entry in self._index.least_recent() for page_id in entry.page_ids}
+        num_cached = sum(not self._kv.is_in_use(page_id) for page_id in pages)
+        assert num_cached == self._kv.leased_pages, f"{num_cached} cached pages, {self._kv.leased_pages} leased"
         assert self._kv.lease_keys() == keys, f"{len(self._kv.lease_keys())} leases, {len(keys)} entries"
         assert self._rolling.keys() <= keys, f"{len(self._rolling.keys() - keys)} rolling boundaries without an entry"
         if self._spill is not None:
@@ -306,23 +306,25 @@ class Residency:
         if num_pages > self._kv.free_pages + self._kv.leased_pages - num_pinned:
             return False
         while self._kv.free_pages < num_pages:
-            self._evict(next(entry for entry in self._index.least_recent() if self._is_leaf(entry)))
+            leaf = next(entry for entry in self._index.least_recent() if self._is_leaf(entry))
+            self._evict(leaf, Cause.PAGES)
         return True
 
     def _is_leaf(self, entry: PrefixEntry) -> bool:
         last = entry.page_ids[-1]
         return self._kv.num_owners(last) == self._index.num_ending_at(last)
 
-    def _evict(self, entry: PrefixEntry) -> None:
+    def _evict(self, entry: PrefixEntry, cause: Cause) -> None:
         if self._spill is not None:
             self._spill.store_prefix(entry)
-        self._drop(entry.key)
-        self._num_evictions += 1
+        self._drop(entry.key, cause)
 
-    def _drop(self, key: bytes) -> None:
+    def _drop(self, key: bytes, cause: Cause) -> None:
         self._index.remove(key)
         self._rolling.pop(key, None)
+        free_pages = self._kv.free_pages
         self._kv.release(key)
+        self._account.remove(cause, self._kv.free_pages - free_pages)
 
     def _publish(self, sequence: Sequence, boundary: int) -> None:
         """Index a boundary. One that only answers under way want goes when the last of them is at its next one.
@@ -351,14 +353,15 @@ class Residency:
             return
         self._rolling[entry.key] -= 1
         if self._rolling[entry.key] == 0:
-            self._drop(entry.key)
+            self._drop(entry.key, Cause.REPLACED)
 
     def _insert(self, sequence: Sequence, key: bytes, boundary: int) -> PrefixEntry:
         if self._index.free_snapshots == 0:
-            self._evict(next(self._index.least_recent()))
+            self._evict(next(self._index.least_recent()), Cause.SNAPSHOTS)
         page_ids = self._kv.page_ids(sequence.request_id)[: num_pages_for(boundary)]
         entry = self._index.insert(key, boundary, page_ids)
         assert entry is not None, self._index.num_snapshots
+        self._account.add()
         self._kv.lease(key, page_ids)
         self._snapshots.save(entry.snapshot_id, self._kv.slot(sequence.request_id), boundary)
         sequence.chain.published.append(key)

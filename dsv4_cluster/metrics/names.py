@@ -26,7 +26,6 @@ PREFIX_CACHE = {
     "dsv4_prefix_cache_snapshots": ("num_snapshots", "Resumable boundaries"),
     "dsv4_prefix_cache_hits_total": ("total_hits", "Requests that resumed somewhere"),
     "dsv4_prefix_cache_hit_tokens_total": ("total_hit_tokens", "Prompt tokens resumed instead of computed"),
-    "dsv4_prefix_cache_evictions_total": ("total_evictions", "Boundaries that gave way"),
     "dsv4_host_tier_memory_bytes": ("host_bytes", "Second tier, in host memory now"),
     "dsv4_host_tier_disk_bytes": ("disk_bytes", "Second tier, in files now"),
     "dsv4_host_tier_stored_bytes_total": ("total_bytes_stored", "Bytes that went into the second tier"),
@@ -34,4 +33,27 @@ PREFIX_CACHE = {
     "dsv4_host_tier_memory_hits_total": ("total_host_hits", "Restored from host memory"),
     "dsv4_host_tier_disk_hits_total": ("total_disk_hits", "Restored with at least one file"),
     "dsv4_host_tier_failures_total": ("total_tier_failures", "Blobs that were damaged, short or unreadable"),
+}
+
+# metric -> (label, {its value: field of protocol.stats.PrefixCacheStats}, documentation)
+PREFIX_CACHE_PARTS = {
+    "dsv4_prefix_cache_bytes": (
+        "kind",
+        {"pages": "page_bytes", "windows": "window_bytes", "states": "state_bytes"},
+        "Held for resumable boundaries, without the pages of sequences",
+    ),
+    "dsv4_prefix_cache_evicted_bytes_total": (
+        "kind",
+        {
+            "pages": "total_evicted_page_bytes",
+            "windows": "total_evicted_window_bytes",
+            "states": "total_evicted_state_bytes",
+        },
+        "Given up with evicted boundaries",
+    ),
+    "dsv4_prefix_cache_evictions_total": (
+        "reason",
+        {"pages": "total_page_evictions", "snapshots": "total_snapshot_evictions"},
+        "Boundaries that gave way, by what was short",
+    ),
 }

@@ -6,11 +6,11 @@ A scrape through a load balancer reaches one router at a time; so each one answe
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from dsv4_cluster.metrics.names import ENGINE, PREFIX_CACHE
+from dsv4_cluster.metrics.names import ENGINE, PREFIX_CACHE, PREFIX_CACHE_PARTS
 from dsv4_cluster.protocol.routing import ReplicaSnapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -52,13 +52,24 @@ def _labelled(pages: Mapping[str, str]) -> Iterable[Metric]:
 
 def _replica_families(snapshots: Sequence[ReplicaSnapshot]) -> Iterable[Metric]:
     """Gauges and counters of every live replica, from what its engine reported last."""
-    for names, part in ((ENGINE, "stats"), (PREFIX_CACHE, "prefix_cache")):
-        for name, (field, documentation) in names.items():
-            is_counter = name.endswith("_total")
-            base = name.removesuffix("_total")
-            family = Metric(base, documentation, "counter") if is_counter else GaugeMetricFamily(base, documentation)
-            for snapshot in snapshots:
-                source = snapshot.stats if part == "stats" else snapshot.stats.prefix_cache
-                labels = {"role": snapshot.role, "replica": snapshot.replica_id}
-                family.add_sample(name, labels, float(getattr(source, field)))
-            yield family
+    engines = [({"role": s.role, "replica": s.replica_id}, s.stats) for s in snapshots]
+    caches = [(labels, stats.prefix_cache) for labels, stats in engines]
+    for name, (field, documentation) in ENGINE.items():
+        yield _family(name, documentation, ((labels, getattr(stats, field)) for labels, stats in engines))
+    for name, (field, documentation) in PREFIX_CACHE.items():
+        yield _family(name, documentation, ((labels, getattr(stats, field)) for labels, stats in caches))
+    for name, (label, parts, documentation) in PREFIX_CACHE_PARTS.items():
+        samples = (
+            (labels | {label: value}, getattr(stats, field))
+            for labels, stats in caches
+            for value, field in parts.items()
+        )
+        yield _family(name, documentation, samples)
+
+
+def _family(name: str, documentation: str, samples: Iterable[tuple[dict[str, str], float]]) -> Metric:
+    base = name.removesuffix("_total")
+    family = Metric(base, documentation, "gauge" if base == name else "counter")
+    for labels, value in samples:
+        family.add_sample(name, labels, float(value))
+    return family

@@ -9,9 +9,16 @@ class PrefixCacheStats:
 
     num_cached_pages: int = 0  # that no sequence owns
     num_snapshots: int = 0  # resumable boundaries in the pools
+    page_bytes: int = 0  # of the cached pages
+    window_bytes: int = 0  # of the snapshots: window rows
+    state_bytes: int = 0  # of the snapshots: compressor states and last hidden states
     total_hits: int = 0
     total_hit_tokens: int = 0  # prompt tokens that were resumed instead of computed
-    total_evictions: int = 0  # boundaries that gave way
+    total_page_evictions: int = 0  # boundaries that gave way because a sequence needed pages
+    total_snapshot_evictions: int = 0  # boundaries that gave way because another one needed a snapshot
+    total_evicted_page_bytes: int = 0  # pages that both kinds of evictions left without an owner
+    total_evicted_window_bytes: int = 0
+    total_evicted_state_bytes: int = 0
     host_bytes: int = 0  # in host memory now
     disk_bytes: int = 0  # in files now
     total_bytes_stored: int = 0  # into the second tier

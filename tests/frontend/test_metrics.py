@@ -1,9 +1,13 @@
 """`/metrics`: every request is counted once, whatever became of it, and several routers make one page."""
 
+from dataclasses import fields, replace
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from dsv4_cluster.errors import WorkerLostError
+from dsv4_cluster.metrics.names import ENGINE, PREFIX_CACHE, PREFIX_CACHE_PARTS
 from dsv4_cluster.metrics.page import merged_text
+from dsv4_cluster.protocol.stats import EngineStats, PrefixCacheStats
 from tests.kit.clock import wait_until
 from tests.kit.codec import chunks_of, tokens_of
 from tests.kit.scripted_service import HANG
@@ -74,3 +78,24 @@ def test_pages_of_several_routers_and_the_replicas_become_one():
     assert got["dsv4_engine_waiting_tokens", "p1", "prefill"] == 7
     assert got["dsv4_engine_running_sequences", "d1", "decode"] == 3
     assert got["dsv4_host_tier_stored_bytes_total", "d1", "decode"] == 0
+
+
+def test_evictions_carry_their_reason_and_bytes_their_kind():
+    load = snapshot("d1")
+    cache = PrefixCacheStats(total_page_evictions=2, total_snapshot_evictions=3, window_bytes=70, state_bytes=8)
+    load = replace(load, stats=replace(load.stats, prefix_cache=cache))
+
+    got = values(merged_text({}, [load]))
+
+    assert got["dsv4_prefix_cache_evictions_total", "d1", "decode", "pages"] == 2
+    assert got["dsv4_prefix_cache_evictions_total", "d1", "decode", "snapshots"] == 3
+    assert got["dsv4_prefix_cache_bytes", "d1", "decode", "windows"] == 70
+    assert got["dsv4_prefix_cache_bytes", "d1", "decode", "states"] == 8
+
+
+def test_every_counter_of_an_engine_is_a_series():
+    parts = [field for _, fields_of, _ in PREFIX_CACHE_PARTS.values() for field in fields_of.values()]
+    exported = [field for field, _ in (*ENGINE.values(), *PREFIX_CACHE.values())]
+
+    expected = [field.name for stats in (EngineStats, PrefixCacheStats) for field in fields(stats)]
+    assert sorted([*exported, *parts, "prefix_cache"]) == sorted(expected)
