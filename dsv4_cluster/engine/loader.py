@@ -11,6 +11,7 @@ from dsv4_cluster.config.limits import check_drafter, check_headroom, max_model_
 from dsv4_cluster.config.model_config import ModelConfig
 from dsv4_cluster.config.speculation_config import SpeculationConfig
 from dsv4_cluster.engine.determinism import needs_single_rows
+from dsv4_cluster.engine.freed_memory import give_back_freed_memory
 from dsv4_cluster.engine.memory import MemoryPlan, memory_of, plan_memory
 from dsv4_cluster.errors import ConfigError
 from dsv4_cluster.kv.layout import KVLayout
@@ -71,6 +72,8 @@ def load_model(
     mtp = load_mtp(checkpoint, kv, parallel, dtype=dtype, device=device) if num_mtp_layers else None
     pools = KVPools.allocate(layout, kv.num_pages, engine.max_num_seqs, device)
     think_end = special_token_id(checkpoint_dir, THINK_END)
+    if device.type == "cpu":
+        give_back_freed_memory()  # of the checkpoint's bytes
     return LoadedModel(
         config, model.eval(), layout, pools, device, limit, think_end, mtp, Path(checkpoint_dir), plan, is_row_by_row
     )

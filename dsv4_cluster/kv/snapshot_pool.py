@@ -48,9 +48,9 @@ class SnapshotPool:
         self._pools = pools
         self.row_bytes = SnapshotBytes.of(pools.layout)
         device = pools.layer_caches[0].window.pages.device
-        # A row is always written before it is read, so the memory need not be touched here.
-        self.windows = torch.empty(num_snapshots, self.row_bytes.window, dtype=torch.uint8, device=device)
-        self.states = torch.empty(num_snapshots, self.row_bytes.state, dtype=torch.uint8, device=device)
+        # Zeros touch the memory: a machine that is short of it shows that while loading, not in a later prompt.
+        self.windows = torch.zeros(num_snapshots, self.row_bytes.window, dtype=torch.uint8, device=device)
+        self.states = torch.zeros(num_snapshots, self.row_bytes.state, dtype=torch.uint8, device=device)
 
     def save(self, snapshot_id: int, slot: int, num_tokens: int) -> None:
         """Copy the boundary `num_tokens` out of the rings of `slot`, which must still hold its rows."""
