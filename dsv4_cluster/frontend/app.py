@@ -113,7 +113,14 @@ def create_app(
         await backend.background.close()
         pool.shutdown(wait=False, cancel_futures=True)
 
-    app = FastAPI(title="dsv4-cluster", openapi_url=None, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app = FastAPI(
+        title="dsv4-cluster",
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,  # a redirect would name the address that a proxy hides
+        lifespan=lifespan,
+    )
     app.state.gate = gate
     app.state.batch_runner = desk and desk.runner
     if config.api.cors_allow_origins:

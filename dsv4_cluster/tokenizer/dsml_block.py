@@ -1,9 +1,9 @@
 """A tool block as the model wrote it, rewritten as the block that deepseek-recipe reads (spec 8.5).
 
 What it repairs: a missing wrapper, tags closed by the next tag or by the end, cut names, other bars, a missing or wrong
-`string` attribute, JSON that does not parse (it becomes a string), one JSON object in place of parameters, names that
-would break the JSON. So the arguments of a call always parse, unless the length limit cuts them. Text parameters are
-passed on as they come; JSON ones when they are complete, because only then is it known that they parse.
+`string` attribute, JSON that not every reader takes (it becomes a string), one JSON object in place of parameters,
+names that would break the JSON. So the arguments of a call always parse, unless the length limit cuts them. Text
+parameters are passed on as they come; JSON ones when they are complete, because only then is it known that they parse.
 """
 
 import json
@@ -14,6 +14,7 @@ from typing import Any
 
 import deepseek_recipe as recipe
 
+from dsv4_cluster import strict_json
 from dsv4_cluster.tokenizer.dsml_tags import Tag, TagKind, Unfinished, first_trigger, parse_tag
 
 _MARK = recipe.SpecialToken.Dsml.default_str()
@@ -197,12 +198,8 @@ class _NotJson:
 _NOT_JSON = _NotJson()
 
 
-def _refuse(_: str) -> None:
-    raise ValueError("NaN and Infinity are not JSON")
-
-
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
+        return strict_json.loads(text)
+    except ValueError:
         return _NOT_JSON

@@ -234,7 +234,15 @@ def test_a_body_that_never_arrives_is_408(base_url, http, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "method, path, status", [("GET", "/v2/nothing", 404), ("GET", CHAT, 405), ("POST", "/health", 405)]
+    "method, path, status",
+    [
+        ("GET", "/v2/nothing", 404),
+        ("GET", CHAT, 405),
+        ("POST", "/health", 405),
+        ("POST", f"{CHAT}/", 404),
+        ("GET", "/v1/files/", 404),
+        ("GET", "/v1/responses//", 404),
+    ],
 )
 def test_unknown_paths_and_methods_use_the_envelope(http, method, path, status):
     error = error_of(http.request(method, path), status)

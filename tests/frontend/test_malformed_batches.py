@@ -4,7 +4,7 @@ import json
 
 import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dsv4_cluster.config.batches_config import BatchesConfig
@@ -83,6 +83,7 @@ def test_arbitrary_bytes_are_400(http, content, kind):
 
 @SETTINGS
 @given(text=st.text(min_size=1, max_size=12), name=st.sampled_from(["limit", "after", "order", "purpose"]))
+@example(text="/", name="limit")
 def test_any_id_and_any_query_is_answered(http, text, name):
     quoted = "".join(f"%{byte:02x}" for byte in text.encode("utf-8", "replace"))
 

@@ -1,6 +1,7 @@
 """Constraints that cannot be kept are refused with a reason, without a vocabulary and without torch."""
 
 import json
+import multiprocessing
 import subprocess
 import sys
 
@@ -31,6 +32,7 @@ def _tools(*tools) -> str:
         ("json_schema", "", "is empty"),
         ("json_schema", '{"type": "number", "minimum": 3, "maximum": 1}', "minimum"),
         ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
+        ("json_schema", '{"type": "integer", "minimum": 1e999}', "1e999 is too large"),
         ("json_schema", '{"$ref": "https://example.com/a.json"}', "example.com"),
         ("regex", "(a", "unclosed group"),
         ("regex", "(?=a)b", "look-around"),
@@ -103,6 +105,54 @@ def test_strings_go_raw_and_everything_else_as_json(schema, num_raw, has_json):
     forms = value_forms(schema, {"$defs": {"Name": {"type": "string"}}})
 
     assert (len(forms.raw), bool(forms.json)) == (num_raw, has_json)
+
+
+LOWEST = -(2**63)
+EDGES = [-(10**300), -1e308, 2 * LOWEST, LOWEST - 1, LOWEST, LOWEST + 1, LOWEST + 1024, -(2**53) - 1]
+BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+
+
+def _checks_of_edges() -> None:
+    """In a process of its own: what is checked here has ended processes."""
+    for value in (*EDGES, 10**300):
+        is_high = value > 0
+        schemas = [{"enum": [1, value]}, {"const": [{"a": value}]}, {"anyOf": [{"const": value}]}]
+        schemas += [] if is_high else [{key: value} for key in BOUNDS]
+        schemas += [] if is_high else [{"minimum": value, "maximum": other} for other in EDGES]
+        for inner in (*schemas, *({"type": "integer", **schema} for schema in schemas)):
+            parameters = {"type": "object", "properties": {"n": inner}}
+            for spec in (
+                StructuredSpec(kind="json_schema", schema=json.dumps(parameters)),
+                StructuredSpec(kind="tool_call", schema=_tools(_tool(**parameters))),
+            ):
+                try:
+                    check_spec(spec)
+                except InvalidRequestError as err:
+                    assert "beyond 2**53" in err.message, (inner, err.message)
+                else:
+                    raise AssertionError(f"{inner} passes")
+
+
+def test_numbers_that_would_end_the_process_are_refused():
+    run = multiprocessing.get_context("spawn").Process(target=_checks_of_edges)
+    run.start()
+    run.join(60)
+
+    assert run.exitcode == 0
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "minimum": 0, "maximum": 2**63 - 1},
+        {"type": "integer", "minimum": -(2**53), "maximum": 2**64},
+        {"type": "integer", "enum": [2**53, -(2**53)]},
+        {"type": "object", "properties": {"const": {"type": "string"}, "minimum": {"default": -(2**70)}}},
+        {"type": "string", "examples": [2**70], "default": -1e300},
+    ],
+)
+def test_numbers_that_are_exact_or_no_constraint_pass(schema):
+    check_spec(StructuredSpec(kind="json_schema", schema=json.dumps(schema)))
 
 
 def test_checking_needs_no_torch():

@@ -1,9 +1,14 @@
 """Chat bodies to prompts: the official layout, every served name, typed errors with numbers."""
 
+import math
+
 import pytest
 
 from dsv4_cluster.errors import InvalidRequestError, ModelNotFoundError, PromptTooLongError
-from tests.kit.codec import NAMES, load_codec, tokens_of
+from dsv4_cluster.tokenizer.family import CHAT
+from dsv4_cluster.tokenizer.messages_family import MESSAGES
+from dsv4_cluster.tokenizer.responses_family import RESPONSES
+from tests.kit.codec import CONTEXT_LIMIT, NAMES, load_codec, tokens_of
 
 USER = {"role": "user", "content": "Question"}
 HISTORY = [
@@ -107,3 +112,33 @@ def test_what_cannot_be_converted_is_a_request_error(codec, fields):
         encode(codec, **fields)
 
     assert caught.value.http_status == 400
+
+
+def nested(depth: int) -> dict:
+    schema: dict = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+@pytest.mark.parametrize("family", [CHAT, MESSAGES, RESPONSES], ids=["chat", "messages", "responses"])
+@pytest.mark.parametrize("value", [10**400, 10**5000, math.inf, math.nan, "\ud800", nested(5000)], ids=type)
+def test_values_that_json_has_not_are_a_request_error(codec, family, value):
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": value}}}
+    user = [{"role": "user", "content": "json"}]
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    bodies = {
+        CHAT: (
+            {"messages": user, "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]},
+            {"messages": user, "response_format": form},
+        ),
+        MESSAGES: (
+            {"messages": user, "max_tokens": 9, "tools": [{"name": "f", "input_schema": schema}]},
+            {"messages": user, "max_tokens": 9, "output_config": {"format": {"type": "json_schema", "schema": schema}}},
+        ),
+        RESPONSES: ({"input": "json", "tools": [{"type": "function", "name": "f", "parameters": schema}]},),
+    }[family]
+
+    for body in bodies:
+        with pytest.raises(InvalidRequestError):
+            codec.chat.encode({"model": NAMES[0], **body}, family=family, context_limit=CONTEXT_LIMIT)
