@@ -5,19 +5,19 @@ is removed by whoever takes the batch next, and its request is answered again.
 """
 
 import dataclasses
-import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dsv4_cluster.batches.durable import sync_directory, write_durably
 from dsv4_cluster.batches.file_store import FileStore
-from dsv4_cluster.batches.record import BatchFault, BatchRecord, BatchStatus
+from dsv4_cluster.batches.paced import paced
+from dsv4_cluster.batches.record import BatchFault, BatchRecord, BatchStatus, BatchUsage
+from dsv4_cluster.batches.results import read_results
 
-LINES_PER_PAUSE, PAUSE_S = 32, 1e-4  # 50,000 lines of 1 kB: 0.2 s more
 RECORD_FILE, INPUT_FILE, CANCEL_FILE = "batch.json", "input.jsonl", "cancel"
 
 
@@ -36,6 +36,8 @@ class Answered:
     custom_ids: frozenset[str]
     num_completed: int
     num_failed: int
+    models: frozenset[str]  # names that answers carry
+    usage: BatchUsage
 
 
 class BatchClaim:
@@ -73,8 +75,14 @@ class BatchClaim:
 
     def answered(self) -> Answered:
         """Read what has been answered; removes the line that a crash cut off. Raises: OSError."""
-        completed, failed = (_custom_ids(path) for path in (self._output, self._errors))
-        return Answered(frozenset(completed | failed), len(completed), len(failed))
+        output, errors = (read_results(path) for path in (self._output, self._errors))
+        return Answered(
+            custom_ids=frozenset(output.custom_ids | errors.custom_ids),
+            num_completed=len(output.custom_ids),
+            num_failed=len(errors.custom_ids),
+            models=frozenset(output.models),
+            usage=output.usage,
+        )
 
     def append(self, lines: Sequence[AnswerLine]) -> None:
         """Write answers; they are durable afterwards. Raises: OSError, after which only `release` may be called."""
@@ -109,6 +117,8 @@ class BatchClaim:
             num_failed=answered.num_failed,
             has_output=answered.num_completed > 0,
             has_errors=answered.num_failed > 0,
+            model=next(iter(answered.models)) if len(answered.models) == 1 else None,
+            usage=answered.usage,
             faults=tuple(faults),
         )
         (self._directory / INPUT_FILE).unlink(missing_ok=True)
@@ -119,46 +129,9 @@ class BatchClaim:
         os.close(self._lock)
 
 
-def paced(lines: Iterable[bytes]) -> Iterator[bytes]:
-    """The lines, with short pauses: parsing a large file must not keep the event loop from the interpreter."""
-    for index, line in enumerate(lines):
-        if index % LINES_PER_PAUSE == LINES_PER_PAUSE - 1:
-            time.sleep(PAUSE_S)
-        yield line
-
-
 def time_in(path: Path) -> int | None:
     """The Unix time that a file holds, None without the file. Raises: OSError."""
     try:
         return int(path.read_bytes())
     except FileNotFoundError:
-        return None
-
-
-def _custom_ids(path: Path) -> set[str]:
-    """Of all whole lines; the file is cut before the first that is not, behind which nothing was ever durable."""
-    found: set[str] = set()
-    try:
-        file = path.open("r+b")
-    except FileNotFoundError:
-        return found
-    with file:
-        end = 0
-        for line in paced(file):
-            custom_id = _custom_id(line)
-            if custom_id is None:
-                file.truncate(end)
-                break
-            end += len(line)
-            found.add(custom_id)
-    return found
-
-
-def _custom_id(line: bytes) -> str | None:
-    """None for a line that is not whole."""
-    if not line.endswith(b"\n"):
-        return None
-    try:
-        return json.loads(line)["custom_id"]
-    except ValueError:
         return None

@@ -25,6 +25,24 @@ class BatchFault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BatchUsage:
+    """Tokens of all answers together. Cached ones are part of the input, reasoning ones of the output."""
+
+    num_input_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    num_reasoning_tokens: int = 0
+
+    def __add__(self, other: "BatchUsage") -> "BatchUsage":
+        return BatchUsage(
+            num_input_tokens=self.num_input_tokens + other.num_input_tokens,
+            num_cached_tokens=self.num_cached_tokens + other.num_cached_tokens,
+            num_output_tokens=self.num_output_tokens + other.num_output_tokens,
+            num_reasoning_tokens=self.num_reasoning_tokens + other.num_reasoning_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRecord:
     """One batch. Times are Unix times in seconds."""
 
@@ -47,6 +65,8 @@ class BatchRecord:
     has_errors: bool = False
     reached_s: dict[str, int] = field(default_factory=dict)  # status -> when it was reached
     faults: tuple[BatchFault, ...] = ()
+    model: str | None = None  # that all answers name, once the batch is over
+    usage: BatchUsage | None = None  # once the batch is over
 
     @property
     def is_over(self) -> bool:
@@ -62,7 +82,9 @@ class BatchRecord:
         """The inverse; None without the file. Raises: Dsv4Error that names a damaged file, OSError."""
         try:
             fields = json.loads(path.read_bytes())
-            return cls(**{**fields, "faults": tuple(BatchFault(**fault) for fault in fields["faults"])})
+            faults = tuple(BatchFault(**fault) for fault in fields["faults"])
+            usage = None if fields.get("usage") is None else BatchUsage(**fields["usage"])
+            return cls(**{**fields, "faults": faults, "usage": usage})
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError) as err:

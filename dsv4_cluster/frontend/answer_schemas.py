@@ -218,6 +218,18 @@ BATCH = answer(
         "cancelled_at": _REACHED,
         "request_counts": answer({"total": _COUNT, "completed": _COUNT, "failed": _COUNT}),
         "metadata": or_null(OBJECT),
+        "model": or_null(STRING),
+        "usage": or_null(
+            answer(
+                {
+                    "input_tokens": _COUNT,
+                    "input_tokens_details": answer({"cached_tokens": _COUNT}),
+                    "output_tokens": _COUNT,
+                    "output_tokens_details": answer({"reasoning_tokens": _COUNT}),
+                    "total_tokens": _COUNT,
+                }
+            )
+        ),
     }
 )
 BATCHES = _page(BATCH)

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from dsv4_cluster.batches.layout import BATCH_PREFIX, FILE_PREFIX, new_id
-from dsv4_cluster.batches.record import BatchRecord
+from dsv4_cluster.batches.record import BatchRecord, BatchUsage
 from dsv4_cluster.errors import InvalidRequestError
 from dsv4_cluster.frontend.batch_desk import BatchDesk
 from dsv4_cluster.frontend.body import parse_object, read_body
@@ -109,6 +109,20 @@ def batch_object(record: BatchRecord) -> dict[str, Any]:
             "failed": record.num_failed,
         },
         "metadata": record.metadata,
+        "model": record.model,
+        "usage": _usage(record.usage),
+    }
+
+
+def _usage(usage: BatchUsage | None) -> dict[str, Any] | None:
+    if usage is None:
+        return None
+    return {
+        "input_tokens": usage.num_input_tokens,
+        "input_tokens_details": {"cached_tokens": usage.num_cached_tokens},
+        "output_tokens": usage.num_output_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
+        "total_tokens": usage.num_input_tokens + usage.num_output_tokens,
     }
 
 

@@ -32,7 +32,7 @@ async def upload_file(request: Request, desk: BatchDesk) -> Response:
     try:
         for name in form:
             if name not in ("file", "purpose") and not desk.ignores_unknown:
-                raise FieldError(f"{name!r:.80} is not supported", param=name[:80])
+                raise FieldError(f"{name!r:.80} is not supported", param=name.partition("[")[0][:80])
         if form.get("purpose") != PURPOSE:
             raise FieldError(f"purpose must be {PURPOSE}: files are kept for batches only", param="purpose")
         upload = form.get("file")

@@ -122,6 +122,45 @@ def test_every_request_of_a_file_is_answered_under_its_custom_id(start, endpoint
         assert answer(one["response"]["body"]) == "Hello"
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "fields"),
+    [(TEXT, {}), (CHAT, {"messages": [{"role": "user", "content": "hi"}]}), (RESPONSES, {"input": "hi"})],
+)
+def test_the_usage_of_a_batch_is_the_sum_of_its_answers(start, endpoint, fields):
+    router = start()
+    router.service.script = lambda _: chunks_of(tokens_of("Hm.</think>Hello"), num_cached_tokens=2)
+    client = router.client()
+    lines = [line(f"c{i}", endpoint, **fields) for i in range(3)]
+
+    begun = submit(client, [*lines, line("bad", endpoint, n="x")], endpoint)
+    done = until_over(client, begun)
+
+    assert (begun.usage, begun.model, done.model) == (None, None, MODEL)
+    usages = [one["response"]["body"]["usage"] for one in results(client, done.output_file_id).values()]
+    num_input = sum(usage.get("prompt_tokens", usage.get("input_tokens")) for usage in usages)
+    num_output = 3 * len(tokens_of("Hm.</think>Hello"))
+    assert num_input >= 6 and done.usage.to_dict() == {
+        "input_tokens": num_input,
+        "input_tokens_details": {"cached_tokens": 6},
+        "output_tokens": num_output,
+        "output_tokens_details": {"reasoning_tokens": 0 if endpoint == TEXT else 3 * len(tokens_of("Hm."))},
+        "total_tokens": num_input + num_output,
+    }
+
+
+def test_files_and_results_do_not_expire_and_asking_for_it_is_refused(start):
+    client = start().client()
+    week = {"anchor": "created_at", "seconds": 604800}
+
+    with pytest.raises(openai.BadRequestError) as of_file:
+        client.files.create(file=("in.jsonl", b"{}"), purpose="batch", expires_after=week)
+    with pytest.raises(openai.BadRequestError) as of_batch:
+        submit(client, [line("a")], output_expires_after=week)
+
+    assert of_file.value.param == "expires_after" and of_batch.value.param == "output_expires_after"
+    assert all(file.expires_at is None for file in client.files.list())
+
+
 def test_requests_that_fail_are_in_the_error_file(start):
     router = start()
     client = router.client()

@@ -1,5 +1,6 @@
 """A client made of the OpenAPI document gets what the document says, whatever it sends: schemathesis over loopback."""
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.kit.clock import wait_until
 from tests.kit.scripted_router import router_process
 
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
@@ -83,6 +85,44 @@ def test_whole_and_streamed_answers_are_as_described(base_url):
             response = case.call_and_validate(checks=CHECKS, timeout=TIMEOUT_S)
             assert response.status_code == 200
             assert response.headers["content-type"][0].startswith("text/event-stream") == is_stream
+
+
+def test_files_and_batches_are_answered_as_described(tmp_path):
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "an-alias", "prompt": "hi"}}
+    failing = {**line, "custom_id": "b", "body": {}}
+    contents = "\n".join(map(json.dumps, (line, failing))).encode()
+    with router_process(tmp_path) as router:
+        schema = schemathesis.openapi.from_url(f"{router.url}/openapi.json")
+
+        def ask(method: str, path: str, status: int = 200, **parts):
+            media = "multipart/form-data" if path == "/v1/files" and method == "POST" else "application/json"
+            case = schema[path][method].Case(media_type=media if "body" in parts else None, **parts)
+            response = case.call_and_validate(checks=CHECKS, timeout=TIMEOUT_S)
+            assert response.status_code == status, response.text
+            return response
+
+        def batch_object():
+            return ask("GET", "/v1/batches/{batch_id}", path_parameters={"batch_id": batch_id}).json()
+
+        file_id = ask("POST", "/v1/files", body={"file": contents, "purpose": "batch"}).json()["id"]
+        fields = {"endpoint": "/v1/completions", "completion_window": "24h", "metadata": {"a": "b"}}
+        batch_id = ask("POST", "/v1/batches", body={"input_file_id": file_id, **fields}).json()["id"]
+        wait_until(lambda: batch_object()["status"] == "completed", limit_s=20)
+        done = batch_object()
+        broken_id = ask("POST", "/v1/files", body={"file": b"{", "purpose": "batch"}).json()["id"]
+        batch_id = ask("POST", "/v1/batches", body={"input_file_id": broken_id, **fields}).json()["id"]
+        wait_until(lambda: batch_object()["status"] == "failed", limit_s=20)
+        pages = [ask("GET", path, query={"limit": 1}).json() for path in ("/v1/files", "/v1/batches")]
+        for name in (file_id, done["output_file_id"], done["error_file_id"]):
+            for path in ("/v1/files/{file_id}", "/v1/files/{file_id}/content"):
+                ask("GET", path, path_parameters={"file_id": name})
+        ask("POST", "/v1/batches/{batch_id}/cancel", 409, path_parameters={"batch_id": batch_id})
+        ask("DELETE", "/v1/files/{file_id}", path_parameters={"file_id": file_id})
+        ask("GET", "/v1/files/{file_id}", 404, path_parameters={"file_id": file_id})
+
+    assert done["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
+    assert done["usage"]["output_tokens"] == 1 and done["model"] == "an-alias"
+    assert all(len(page["data"]) == 1 and page["has_more"] for page in pages)
 
 
 @pytest.mark.slow
