@@ -14,6 +14,7 @@ from dsv4_cluster.config.router_config import RouterConfig
 from dsv4_cluster.errors import OverloadedError, WorkerLostError
 from dsv4_cluster.frontend.app import create_app
 from dsv4_cluster.frontend.auth import hash_key, new_key
+from tests.kit.batch_files import OVER, TEXT, line, results, submit, until_over
 from tests.kit.clock import wait_until
 from tests.kit.codec import CONTEXT_LIMIT, chunks_of, load_codec, tokens_of
 from tests.kit.http_server import serving
@@ -21,8 +22,7 @@ from tests.kit.scripted_service import HANG, ScriptedService
 
 MODEL = "deepseek-v4-flash"
 ALICE, BOB = new_key(), new_key()
-OVER = {"completed", "failed", "cancelled", "expired"}
-TEXT, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 FORM = {"file": ("x.jsonl", b"{}")}
 
 
@@ -60,34 +60,6 @@ def start(tmp_path):
         yield begin
 
 
-def line(custom_id, url=TEXT, **fields):
-    body = {"model": MODEL, "prompt": "hi", "max_tokens": 8} if url == TEXT else {"model": MODEL}
-    return {"custom_id": custom_id, "method": "POST", "url": url, "body": {**body, **fields}}
-
-
-def upload(client, lines):
-    text = "\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines)
-    return client.files.create(file=("in.jsonl", text.encode()), purpose="batch")
-
-
-def submit(client, lines, endpoint=TEXT, **fields):
-    file = upload(client, lines)
-    return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", **fields)
-
-
-def until_over(client, batch):
-    wait_until(lambda: client.batches.retrieve(batch.id).status in OVER, limit_s=20)
-    return client.batches.retrieve(batch.id)
-
-
-def results(client, file_id):
-    """custom id -> line; every id is there once."""
-    lines = [json.loads(text) for text in client.files.content(file_id).text.splitlines()]
-    found = {one["custom_id"]: one for one in lines}
-    assert len(found) == len(lines)
-    return found
-
-
 @pytest.mark.parametrize(
     ("endpoint", "fields", "answer"),
     [
@@ -120,45 +92,6 @@ def test_every_request_of_a_file_is_answered_under_its_custom_id(start, endpoint
         assert one["id"].startswith("batch_req_") and one["error"] is None
         assert one["response"]["status_code"] == 200 and one["response"]["request_id"].startswith("req-")
         assert answer(one["response"]["body"]) == "Hello"
-
-
-@pytest.mark.parametrize(
-    ("endpoint", "fields"),
-    [(TEXT, {}), (CHAT, {"messages": [{"role": "user", "content": "hi"}]}), (RESPONSES, {"input": "hi"})],
-)
-def test_the_usage_of_a_batch_is_the_sum_of_its_answers(start, endpoint, fields):
-    router = start()
-    router.service.script = lambda _: chunks_of(tokens_of("Hm.</think>Hello"), num_cached_tokens=2)
-    client = router.client()
-    lines = [line(f"c{i}", endpoint, **fields) for i in range(3)]
-
-    begun = submit(client, [*lines, line("bad", endpoint, n="x")], endpoint)
-    done = until_over(client, begun)
-
-    assert (begun.usage, begun.model, done.model) == (None, None, MODEL)
-    usages = [one["response"]["body"]["usage"] for one in results(client, done.output_file_id).values()]
-    num_input = sum(usage.get("prompt_tokens", usage.get("input_tokens")) for usage in usages)
-    num_output = 3 * len(tokens_of("Hm.</think>Hello"))
-    assert num_input >= 6 and done.usage.to_dict() == {
-        "input_tokens": num_input,
-        "input_tokens_details": {"cached_tokens": 6},
-        "output_tokens": num_output,
-        "output_tokens_details": {"reasoning_tokens": 0 if endpoint == TEXT else 3 * len(tokens_of("Hm."))},
-        "total_tokens": num_input + num_output,
-    }
-
-
-def test_files_and_results_do_not_expire_and_asking_for_it_is_refused(start):
-    client = start().client()
-    week = {"anchor": "created_at", "seconds": 604800}
-
-    with pytest.raises(openai.BadRequestError) as of_file:
-        client.files.create(file=("in.jsonl", b"{}"), purpose="batch", expires_after=week)
-    with pytest.raises(openai.BadRequestError) as of_batch:
-        submit(client, [line("a")], output_expires_after=week)
-
-    assert of_file.value.param == "expires_after" and of_batch.value.param == "output_expires_after"
-    assert all(file.expires_at is None for file in client.files.list())
 
 
 def test_requests_that_fail_are_in_the_error_file(start):
