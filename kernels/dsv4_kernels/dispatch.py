@@ -21,6 +21,7 @@ AUTO = "auto"
 _IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "attention": ("native", "reference"),
     "attention.decode": ("triton", "reference"),
+    "attention.prefill": ("triton", "reference"),
     "compressor": ("triton", "native", "reference"),
     "gemm": ("native", "reference"),
     "gemm.fp8": ("triton", "torch", "reference"),

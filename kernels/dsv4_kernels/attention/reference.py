@@ -52,6 +52,14 @@ def masked_attention(
     return (out.view(q.shape) / denominator).to(q.dtype)
 
 
+def named_slots(pool: PagedRows, slots: torch.Tensor, count: torch.Tensor | None) -> torch.Tensor:
+    """slots: [T, K] int64. count: [T] or None. Returns: -1 from column `count` on and where the pool has no row."""
+    is_row = (slots >= 0) & (slots < pool.num_pages * pool.rows_per_page)
+    if count is not None:
+        is_row &= torch.arange(slots.shape[1], device=slots.device) < count[:, None]
+    return torch.where(is_row, slots, -1)
+
+
 def _softmax_with_sink_(logits: torch.Tensor, sink: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Numerators in place of `logits` and the denominator [T, H, 1]; the sink is a raw logit without a value."""
     if logits.shape[-1] == 0:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from dsv4_kernels.attention.decode.op import decode_attention
+from dsv4_kernels.attention.decode.op import decode_attention, decode_attention_fp8
 from dsv4_kernels.bench_case import KernelCase, Roof
 from dsv4_kernels.kv.rows import PagedRows, RowFormat
 
@@ -55,8 +55,12 @@ def _case(
         q, pools, slots, counts, sink, cis = inputs
         return decode_attention(q, pools, slots, counts, sink=sink, cis=cis, scale=512**-0.5)
 
+    def run_fp8(inputs: tuple[Any, ...]) -> torch.Tensor:
+        q, pools, slots, counts, sink, cis = inputs
+        return decode_attention_fp8(q, pools, slots, counts, sink=sink, cis=cis, scale=512**-0.5).values
+
     return KernelCase(
         name=f"attention decode {name}", shape=f"{num_seqs} sequences, {_HEADS} heads, {keys} keys",
         make_inputs=make_inputs, run=run, bytes_moved=moved, flops=4.0 * num_seqs * _HEADS * keys * 512, roof=roof,
-        target_fraction=target, stretch_fraction=stretch,
+        target_fraction=target, stretch_fraction=stretch, variants={"to FP8 rows": run_fp8},
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Decode attention in Triton: partial sums over parts of the keys, then one launch that merges them."""
+"""Decode attention in Triton: one launch where tokens fill the GPU, else parts of the keys and a merge."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
@@ -8,16 +8,17 @@ from collections.abc import Sequence
 import torch
 import triton
 
-from dsv4_kernels.attention.decode.triton_kernels import combine_kernel, split_kernel
+from dsv4_kernels.attention.decode.triton_kernels import attend_kernel, combine_kernel
+from dsv4_kernels.attention.triton_core import ROW_BYTES, empty_fp8
 from dsv4_kernels.kv.rows import PagedRows
 from dsv4_kernels.kv.triton_rows import pool_views
 from dsv4_kernels.triton_pdl import uses_ptx
 
-_KEYS = 32  # per step
+_KEYS = 64  # per step; 32 compile too and take the same shared reads of the queries for half of the keys
 _HEADS = 64  # of one program, the row operand of the tensor core; fewer are padded
-_PROGRAMS = 66  # pairs of programs that fill an H200: its shared memory has room for one program each
-_MAX_SPLITS = 64
-_COMBINED_HEADS = 4
+_PROGRAMS = 132  # that fill an H200: registers and shared memory have room for one on each multiprocessor
+_MAX_SPLITS = 128
+_COMBINE_UNROLL = 8
 
 
 def decode_attention(
@@ -30,33 +31,57 @@ def decode_attention(
     scale: float,
     num_splits: int | None,
 ) -> torch.Tensor:
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    _launch(q, pools, slots, counts, sink, cis, scale, num_splits, out, None)
+    return out
+
+
+def decode_attention_fp8(
+    q: torch.Tensor,
+    pools: Sequence[PagedRows],
+    slots: Sequence[torch.Tensor],
+    counts: Sequence[torch.Tensor | None],
+    sink: torch.Tensor | None,
+    cis: torch.Tensor | None,
+    scale: float,
+    num_splits: int | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out, codes = empty_fp8(q)
+    _launch(q, pools, slots, counts, sink, cis, scale, num_splits, out, codes)
+    return out, codes
+
+
+def _launch(q, pools, slots, counts, sink, cis, scale, num_splits, out, codes) -> None:
+    """Fills `out` in bf16, or with `codes` in E4M3 and scale bytes."""
     num_tokens, num_heads, dim = q.shape
-    q = q.contiguous()
-    out = torch.empty_like(q)
     if num_tokens == 0:
-        return out
+        return
     head_blocks = triton.cdiv(num_heads, _HEADS)
-    blocks = [triton.cdiv(rows.shape[1], _KEYS) for rows in slots]
+    blocks = sum(triton.cdiv(rows.shape[1], _KEYS) for rows in slots)
     if num_splits is None:
-        num_splits = min(_MAX_SPLITS, max(1, _PROGRAMS // (num_tokens * head_blocks)), max(1, sum(blocks)))
-    acc = torch.empty((num_splits, num_tokens, num_heads, dim), dtype=torch.float32, device=q.device)
-    # Per split, token and head: the largest logit in units of ln 2, and the sum of the numerators.
-    state = torch.empty((num_splits, num_tokens, num_heads, 2), dtype=torch.float32, device=q.device)
+        num_splits = min(_MAX_SPLITS, max(1, _PROGRAMS // (num_tokens * head_blocks)), max(1, blocks))
+        num_splits = triton.cdiv(blocks, triton.cdiv(blocks, num_splits)) if blocks else 1  # no empty ones
+    acc = state = None
+    if num_splits > 1:
+        acc = torch.empty((num_splits, num_tokens, num_heads, dim), dtype=torch.float32, device=q.device)
+        # Per split, token and head: the largest logit in units of ln 2, and the sum of the numerators.
+        state = torch.empty((num_splits, num_tokens, num_heads, 2), dtype=torch.float32, device=q.device)
+    turns = None if cis is None else torch.view_as_real(cis).contiguous()
     ptx = uses_ptx(q)
     second = len(pools) - 1  # a single pool stands for both; the second one has no columns
     views = [pool_views(pools[0]), pool_views(pools[second])]
     rows = [slots[0].contiguous(), slots[second].contiguous()]
     columns = (rows[0].shape[1], rows[1].shape[1] if second else 0)
-    split_kernel[(num_splits, num_tokens, 2 * head_blocks)](
-        q, views[0].values, views[0].tail, views[0].codes, rows[0], counts[0], columns[0], views[0].num_slots,
-        views[0].page_bytes, views[0].page_bytes // 2, views[1].values, views[1].tail, views[1].codes, rows[1],
-        counts[second], columns[1], views[1].num_slots, views[1].page_bytes, views[1].page_bytes // 2, acc, state,
-        triton.cdiv(sum(blocks), num_splits), num_tokens, num_heads, scale / math.log(2), ROWS0=pools[0].rows_per_page,
-        ROWS1=pools[second].rows_per_page, KIND0=pools[0].format.kind, KIND1=pools[second].format.kind, HEADS=_HEADS,
-        KEYS=_KEYS, HAS_SECOND=second == 1, USE_PTX=ptx, num_warps=8, num_stages=2, launch_pdl=ptx,
+    attend_kernel[(num_splits, num_tokens, head_blocks)](
+        q.contiguous(), views[0].values, rows[0], counts[0], columns[0], views[0].num_slots,
+        views[0].page_bytes // ROW_BYTES.value, views[1].values, rows[1], counts[second], columns[1],
+        views[1].num_slots, views[1].page_bytes // ROW_BYTES.value, acc, state, sink, turns, out, codes,
+        triton.cdiv(blocks, num_splits), num_tokens, num_heads, scale / math.log(2), ROWS0=pools[0].rows_per_page,
+        ROWS1=pools[second].rows_per_page, KIND=pools[0].format.kind, HEADS=_HEADS, KEYS=_KEYS, USE_PTX=ptx,
+        num_warps=8, num_stages=3, launch_pdl=ptx,
     )  # fmt: skip
-    combine_kernel[(num_tokens, triton.cdiv(num_heads, _COMBINED_HEADS))](
-        acc, state, sink, None if cis is None else torch.view_as_real(cis).contiguous(), out, num_splits, num_tokens,
-        num_heads, HEADS=_COMBINED_HEADS, USE_PTX=ptx, num_warps=4, launch_pdl=ptx,
-    )  # fmt: skip
-    return out
+    if num_splits > 1:
+        combine_kernel[(num_tokens, num_heads)](
+            acc, state, sink, turns, out, codes, num_splits, num_tokens, num_heads,
+            SPLITS=triton.next_power_of_2(num_splits), UNROLL=_COMBINE_UNROLL, USE_PTX=ptx, num_warps=4, launch_pdl=ptx,
+        )  # fmt: skip

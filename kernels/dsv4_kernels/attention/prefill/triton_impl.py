@@ -1,0 +1,66 @@
+"""Prefill attention in Triton: one launch, no parts to merge."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
+import math
+from typing import Any
+
+import torch
+import triton
+
+from dsv4_kernels.attention.prefill.keys import PoolKeys, WindowKeys
+from dsv4_kernels.attention.prefill.triton_kernels import prefill_kernel
+from dsv4_kernels.attention.triton_core import ROW_BYTES, empty_fp8
+from dsv4_kernels.kv.triton_rows import pool_views
+from dsv4_kernels.triton_pdl import uses_ptx
+
+_KEYS = 64  # per step
+_HEADS = 64  # of one program, the row operand of the tensor core; fewer are padded
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    window: WindowKeys,
+    entries: PoolKeys | None,
+    sink: torch.Tensor | None,
+    cis: torch.Tensor | None,
+    scale: float,
+) -> torch.Tensor:
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    _launch(q, window, entries, sink, cis, scale, out, None)
+    return out
+
+
+def prefill_attention_fp8(
+    q: torch.Tensor,
+    window: WindowKeys,
+    entries: PoolKeys | None,
+    sink: torch.Tensor | None,
+    cis: torch.Tensor | None,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    out, codes = empty_fp8(q)
+    _launch(q, window, entries, sink, cis, scale, out, codes)
+    return out, codes
+
+
+def _launch(q, window, entries, sink, cis, scale, out, codes) -> None:
+    """Fills `out` in bf16, or with `codes` in E4M3 and scale bytes."""
+    num_tokens, num_heads, _ = q.shape
+    if num_tokens == 0:
+        return
+    rows, ptx = window.rows.contiguous(), uses_ptx(q)
+    pool: tuple[Any, ...] = (None, None, None, 0, 0, 0, 0)
+    rows_per_page, kind = 1, None
+    if entries is not None:
+        views, slots = pool_views(entries.pool), entries.slots.contiguous()
+        rows_per_page, kind = entries.pool.rows_per_page, entries.pool.format.kind
+        pool = (
+            views.values, slots, entries.counts, slots.shape[1],
+            slots.shape[1] if slots.shape[0] > 1 else 0, views.num_slots, views.page_bytes // ROW_BYTES.value,
+        )  # fmt: skip
+    prefill_kernel[(num_tokens, triton.cdiv(num_heads, _HEADS))](
+        q.contiguous(), rows, window.begin.contiguous(), window.end.contiguous(), rows.shape[0], *pool, sink,
+        None if cis is None else torch.view_as_real(cis).contiguous(), out, codes, num_heads, scale / math.log(2),
+        ROWS=rows_per_page, KIND=kind, HEADS=_HEADS, KEYS=_KEYS, USE_PTX=ptx, num_warps=8, num_stages=3, launch_pdl=ptx,
+    )  # fmt: skip
