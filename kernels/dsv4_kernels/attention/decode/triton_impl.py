@@ -18,7 +18,7 @@ _KEYS = 64  # per step; 32 compile too and take the same shared reads of the que
 _HEADS = 64  # of one program, the row operand of the tensor core; fewer are padded
 _PROGRAMS = 132  # that fill an H200: registers and shared memory have room for one on each multiprocessor
 _MAX_SPLITS = 128
-_COMBINE_UNROLL = 8
+_COMBINE_UNROLL = 16
 
 
 def decode_attention(
