@@ -52,11 +52,19 @@ def toy_model_mtp(toy_dir) -> LoadedModel:
     return load_model(toy_dir, EngineConfig(dtype="float32"), KVConfig(num_pages=1), speculation, ParallelState())
 
 
+@pytest.fixture(scope="session")
+def toy_model_deterministic(toy_dir) -> LoadedModel:
+    """bfloat16: with the C kernels one pass computes all rows, without them each row takes its own."""
+    engine = EngineConfig(dtype="bfloat16", deterministic=True)
+    return load_model(toy_dir, engine, KVConfig(num_pages=1), SpeculationConfig(), ParallelState())
+
+
 @pytest.fixture
 def make_engine(toy_model, request) -> MakeEngine:
     """make_engine(num_pages=, max_num_seqs=, max_num_batched_tokens=, **kv): a fresh engine whose pools hold NaN.
 
-    num_draft_tokens: not 0 = with the MTP layer. proposer: makes the drafts instead of it.
+    num_draft_tokens: not 0 = with the MTP layer. proposer: makes the drafts instead of it. is_deterministic: equal bits
+    however rows are batched; without drafts.
     """
 
     def make(
@@ -67,11 +75,13 @@ def make_engine(toy_model, request) -> MakeEngine:
         clock: Clock | None = None,
         num_draft_tokens: int | str = 0,
         proposer: Proposer | None = None,
+        is_deterministic: bool = False,
         **kv_fields,
     ) -> EngineCore:
         kv = KVConfig(num_pages=num_pages, **kv_fields)
         engine = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-        model = request.getfixturevalue("toy_model_mtp") if num_draft_tokens else toy_model
+        name = "toy_model_mtp" if num_draft_tokens else "toy_model_deterministic"
+        model = request.getfixturevalue(name) if num_draft_tokens or is_deterministic else toy_model
         pools = KVPools.allocate(model.layout, num_pages, max_num_seqs, model.device)
         _poison(pools)
         loaded = replace(model, pools=pools, max_model_len=num_pages * 256)

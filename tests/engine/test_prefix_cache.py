@@ -270,18 +270,24 @@ turns = st.tuples(
 )
 
 
-def test_random_conversations_read_the_same_warm_and_cold(make_engine, ask, assert_same):
-    @settings(max_examples=4, deadline=None, database=None)
-    @given(st.lists(turns, min_size=3, max_size=4), st.sampled_from([64, 300, 2048]), st.sampled_from([0, 10**8]))
-    def check(turns, budget, host_memory_bytes):
+@pytest.mark.parametrize("num_examples", [4, pytest.param(120, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+def test_random_conversations_give_the_same_bits_warm_and_cold(num_examples, make_engine, ask):
+    """In deterministic mode, because close choices of experts and entries may fall otherwise in other chunks."""
+
+    @settings(max_examples=num_examples, deadline=None, database=None)
+    @given(
+        st.lists(turns, min_size=3, max_size=4),
+        st.sampled_from([64, 300, 2048]),
+        st.sampled_from([0, 10**8]),
+        st.sampled_from([None, 2]),
+    )
+    def check(turns, budget, host_memory_bytes, num_snapshots):
         num_pages = 6 if host_memory_bytes else 30
+        common = {"max_num_seqs": 2, "max_num_batched_tokens": budget, "is_deterministic": True}
         engine = make_engine(
-            num_pages=num_pages,
-            max_num_seqs=2,
-            max_num_batched_tokens=budget,
-            host_memory_bytes=host_memory_bytes,
+            num_pages=num_pages, host_memory_bytes=host_memory_bytes, num_snapshots=num_snapshots, **common
         )
-        cold_engine = make_engine(num_pages=30, max_num_seqs=2, max_num_batched_tokens=budget, prefix_cache=False)
+        cold_engine = make_engine(num_pages=30, prefix_cache=False, **common)
         beginnings = [random_tokens(150 * (i + 1), 70 + i) for i in range(3)]
         histories = [[*tokens] for tokens in beginnings]
         for i, (conversation, num_user_tokens, max_tokens, starts_over) in enumerate(turns):
@@ -289,7 +295,8 @@ def test_random_conversations_read_the_same_warm_and_cold(make_engine, ask, asse
             if len(history) + max_tokens > num_pages * 256:
                 continue
             warm = ask(engine, history, max_tokens=max_tokens)
-            assert_same(warm, ask(cold_engine, history, max_tokens=max_tokens))
+            cold = ask(cold_engine, history, max_tokens=max_tokens)
+            assert (warm.token_ids, warm.logprobs) == (cold.token_ids, cold.logprobs)
             histories[conversation] = [*history, *warm.token_ids]
         assert engine.stats().free_pages == num_pages
 
