@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from dsv4_kernels.attention.decode import decode_attention
-from dsv4_kernels.attention.prefill import PoolKeys, WindowKeys, prefill_attention, prefill_attention_fp8
+from dsv4_kernels.attention.prefill import PoolKeys, WindowKeys, prefill_attention, prefill_attention_fp8, triton_impl
+from dsv4_kernels.attention.triton_core import Step
 from dsv4_kernels.kv.rows import PagedRows, RowFormat, page_bytes
 from dsv4_kernels.testing import nan_pool
 from tests.kit.attention_oracle import (
@@ -162,6 +163,16 @@ def test_compiles_for_hopper_on_tensor_cores_with_wide_loads(kind, op):
 
     assert len(launches) == 1
     assert_attends_at_full_rate(launches[0].compile(), spill_bytes=8)
+
+
+@pytest.mark.parametrize("kind", ["kv_fp8", "plain"])
+def test_half_the_keys_a_step_leave_room_for_copies_two_steps_ahead(triton_device, generator, kind):
+    q, cis = queries(2, 8, generator, triton_device)
+    window, entries = _window(2, generator, triton_device), _entries(kind, 2, 100, generator, triton_device)
+
+    out = triton_impl.prefill_attention(q, window, entries, None, cis, SCALE, Step(32, 5))
+
+    _check(out, q, window, entries, None, cis)
 
 
 @pytest.mark.gpu

@@ -89,10 +89,12 @@ def assert_attention(
     assert_within(actual, groups, slack + rounding)
 
 
-def assert_attends_at_full_rate(kernel: Sm90aKernel, *, spill_bytes: int, spills_in_loop: int = 0) -> None:
+def assert_attends_at_full_rate(
+    kernel: Sm90aKernel, *, spill_bytes: int, spills_in_loop: int = 0, keys: int = 64
+) -> None:
     """The loop over keys runs on the tensor core, half of the scores per group of warps, and keeps to the registers.
 
-    64 keys are 32 steps of 16 columns for the scores of 32 keys, and 4 steps of 16 keys for 256 columns of sums.
+    Of 64 keys a group scores 32 in 32 steps of 16 columns, and sums 256 columns in 4 steps of 16 keys.
     spill_bytes: per thread, values of the prologue and the end that are put aside over the loop.
     """
     kernel.assert_tensor_core("HGMMA")

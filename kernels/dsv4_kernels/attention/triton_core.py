@@ -2,10 +2,12 @@
 
 Heads are the tensor core's rows, 64 of them, and a block of 64 keys its other operand: S = Q K^T, then O += P K, with
 K in shared memory once for both. Two groups of four warps hold the sums of 512 columns for 64 heads, 128 registers a
-thread; rows of the next block arrive meanwhile.
+thread. Slots and rows of the next blocks are copied asynchronously, `Step` says how early.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -21,6 +23,16 @@ ROW_BYTES = tl.constexpr(576)  # E4M3 and bf16 values of a kv_fp8 row; the scale
 SCALE_BYTES = tl.constexpr(8)
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+class Step(NamedTuple):
+    """One pass of the loop over keys."""
+
+    keys: int  # 32 or 64; the scores read the queries from shared memory once per step
+    stages: int  # 3: rows are asked for at the end of the step before, slots a step earlier; 5: twice as early
+
+
+DEFAULT_STEP = Step(64, 3)  # with 5 stages 64 keys of FP8 rows spill, of bf16 rows exceed the shared memory
 
 
 def empty_fp8(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,10 +1,13 @@
 """Benchmark cases of decode attention: a CSA layer at 4k context, and an HCA layer at 1M."""
 
+from functools import partial
 from typing import Any
 
 import torch
 
+from dsv4_kernels.attention.decode import triton_impl
 from dsv4_kernels.attention.decode.op import decode_attention, decode_attention_fp8
+from dsv4_kernels.attention.triton_core import Step
 from dsv4_kernels.bench_case import KernelCase, Roof
 from dsv4_kernels.kv.rows import PagedRows, RowFormat
 
@@ -13,6 +16,7 @@ _RING, _WINDOW, _ENTRIES_PER_PAGE, _HEADS = 136, 128, 64, 64
 _ROW_BYTES = 584
 _ROTATE_BYTES = 1 << 28  # over four times the L2
 _MAX_SETS = 32
+STEPS = (Step(32, 5), Step(64, 5))  # beside the default; for 64 bf16 rows the second has no room
 
 
 def cases() -> list[KernelCase]:
@@ -55,6 +59,10 @@ def _case(
         q, pools, slots, counts, sink, cis = inputs
         return decode_attention(q, pools, slots, counts, sink=sink, cis=cis, scale=512**-0.5)
 
+    def run_steps(step: Step, inputs: tuple[Any, ...]) -> torch.Tensor:
+        q, pools, slots, counts, sink, cis = inputs
+        return triton_impl.decode_attention(q, pools, slots, counts, sink, cis, 512**-0.5, None, step)
+
     def run_fp8(inputs: tuple[Any, ...]) -> torch.Tensor:
         q, pools, slots, counts, sink, cis = inputs
         return decode_attention_fp8(q, pools, slots, counts, sink=sink, cis=cis, scale=512**-0.5).values
@@ -62,5 +70,6 @@ def _case(
     return KernelCase(
         name=f"attention decode {name}", shape=f"{num_seqs} sequences, {_HEADS} heads, {keys} keys",
         make_inputs=make_inputs, run=run, bytes_moved=moved, flops=4.0 * num_seqs * _HEADS * keys * 512, roof=roof,
-        target_fraction=target, stretch_fraction=stretch, variants={"to FP8 rows": run_fp8},
+        target_fraction=target, stretch_fraction=stretch,
+        variants={"to FP8 rows": run_fp8} | {f"{s.keys} keys, {s.stages} stages": partial(run_steps, s) for s in STEPS},
     )  # fmt: skip

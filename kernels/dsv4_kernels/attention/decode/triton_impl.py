@@ -9,12 +9,11 @@ import torch
 import triton
 
 from dsv4_kernels.attention.decode.triton_kernels import attend_kernel, combine_kernel
-from dsv4_kernels.attention.triton_core import ROW_BYTES, empty_fp8
+from dsv4_kernels.attention.triton_core import DEFAULT_STEP, ROW_BYTES, Step, empty_fp8
 from dsv4_kernels.kv.rows import PagedRows
 from dsv4_kernels.kv.triton_rows import pool_views
 from dsv4_kernels.triton_pdl import uses_ptx
 
-_KEYS = 64  # per step; 32 compile too and take the same shared reads of the queries for half of the keys
 _HEADS = 64  # of one program, the row operand of the tensor core; fewer are padded
 _PROGRAMS = 132  # that fill an H200: registers and shared memory have room for one on each multiprocessor
 _MAX_SPLITS = 128
@@ -30,9 +29,10 @@ def decode_attention(
     cis: torch.Tensor | None,
     scale: float,
     num_splits: int | None,
+    step: Step = DEFAULT_STEP,
 ) -> torch.Tensor:
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    _launch(q, pools, slots, counts, sink, cis, scale, num_splits, out, None)
+    _launch(q, pools, slots, counts, sink, cis, scale, num_splits, step, out, None)
     return out
 
 
@@ -45,19 +45,20 @@ def decode_attention_fp8(
     cis: torch.Tensor | None,
     scale: float,
     num_splits: int | None,
+    step: Step = DEFAULT_STEP,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     out, codes = empty_fp8(q)
-    _launch(q, pools, slots, counts, sink, cis, scale, num_splits, out, codes)
+    _launch(q, pools, slots, counts, sink, cis, scale, num_splits, step, out, codes)
     return out, codes
 
 
-def _launch(q, pools, slots, counts, sink, cis, scale, num_splits, out, codes) -> None:
+def _launch(q, pools, slots, counts, sink, cis, scale, num_splits, step, out, codes) -> None:
     """Fills `out` in bf16, or with `codes` in E4M3 and scale bytes."""
     num_tokens, num_heads, dim = q.shape
     if num_tokens == 0:
         return
     head_blocks = triton.cdiv(num_heads, _HEADS)
-    blocks = sum(triton.cdiv(rows.shape[1], _KEYS) for rows in slots)
+    blocks = sum(triton.cdiv(rows.shape[1], step.keys) for rows in slots)
     if num_splits is None:
         num_splits = min(_MAX_SPLITS, max(1, _PROGRAMS // (num_tokens * head_blocks)), max(1, blocks))
         num_splits = triton.cdiv(blocks, triton.cdiv(blocks, num_splits)) if blocks else 1  # no empty ones
@@ -77,8 +78,8 @@ def _launch(q, pools, slots, counts, sink, cis, scale, num_splits, out, codes) -
         views[0].page_bytes // ROW_BYTES.value, views[1].values, rows[1], counts[second], columns[1],
         views[1].num_slots, views[1].page_bytes // ROW_BYTES.value, acc, state, sink, turns, out, codes,
         triton.cdiv(blocks, num_splits), num_tokens, num_heads, scale / math.log(2), ROWS0=pools[0].rows_per_page,
-        ROWS1=pools[second].rows_per_page, KIND=pools[0].format.kind, HEADS=_HEADS, KEYS=_KEYS, USE_PTX=ptx,
-        num_warps=8, num_stages=3, launch_pdl=ptx,
+        ROWS1=pools[second].rows_per_page, KIND=pools[0].format.kind, HEADS=_HEADS, KEYS=step.keys, USE_PTX=ptx,
+        num_warps=8, num_stages=step.stages, launch_pdl=ptx,
     )  # fmt: skip
     if num_splits > 1:
         combine_kernel[(num_tokens, num_heads)](

@@ -1,10 +1,13 @@
 """Benchmark cases of prefill attention: chunks of CSA layers in both formats of the cache, and a long HCA layer."""
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
 
-from dsv4_kernels.attention.prefill import PoolKeys, WindowKeys, prefill_attention, prefill_attention_fp8
+from dsv4_kernels.attention.decode.bench import STEPS
+from dsv4_kernels.attention.prefill import PoolKeys, WindowKeys, prefill_attention, prefill_attention_fp8, triton_impl
+from dsv4_kernels.attention.triton_core import Step
 from dsv4_kernels.bench_case import KernelCase
 from dsv4_kernels.kv.rows import PagedRows, RowFormat
 
@@ -27,6 +30,7 @@ def _case(name: str, num_tokens: int, num_entries: int, seen: int, kind: Kind) -
     """seen: entries of one token; when these are all of them, the tokens share a list."""
     keys = _WINDOW + seen
     rows = num_entries * _ROW_BYTES[kind] + (num_tokens + _WINDOW) * _DIM * 2
+    steps = STEPS if kind == "kv_fp8" else STEPS[:1]
     num_slots = seen if seen == num_entries else num_tokens * seen
 
     def make_inputs(device: torch.device, generator: torch.Generator) -> list[tuple[Any, ...]]:
@@ -53,6 +57,10 @@ def _case(name: str, num_tokens: int, num_entries: int, seen: int, kind: Kind) -
         q, window, entries, sink, cis = inputs
         return prefill_attention(q, window, entries, sink=sink, cis=cis, scale=_DIM**-0.5)
 
+    def run_steps(step: Step, inputs: tuple[Any, ...]) -> torch.Tensor:
+        q, window, entries, sink, cis = inputs
+        return triton_impl.prefill_attention(q, window, entries, sink, cis, _DIM**-0.5, step)
+
     def run_fp8(inputs: tuple[Any, ...]) -> torch.Tensor:
         q, window, entries, sink, cis = inputs
         return prefill_attention_fp8(q, window, entries, sink=sink, cis=cis, scale=_DIM**-0.5).values
@@ -61,5 +69,5 @@ def _case(name: str, num_tokens: int, num_entries: int, seen: int, kind: Kind) -
         name=f"attention prefill {name}", shape=f"{num_tokens} tokens, {_HEADS} heads, {keys} keys, {kind}",
         make_inputs=make_inputs, run=run, bytes_moved=rows + 8 * num_slots + 4.0 * num_tokens * _HEADS * _DIM,
         flops=4.0 * num_tokens * _HEADS * keys * _DIM, roof="bf16", target_fraction=_TARGET, stretch_fraction=_STRETCH,
-        variants={"to FP8 rows": run_fp8},
+        variants={"to FP8 rows": run_fp8} | {f"{s.keys} keys, {s.stages} stages": partial(run_steps, s) for s in steps},
     )  # fmt: skip

@@ -10,11 +10,10 @@ import triton
 
 from dsv4_kernels.attention.prefill.keys import PoolKeys, WindowKeys
 from dsv4_kernels.attention.prefill.triton_kernels import prefill_kernel
-from dsv4_kernels.attention.triton_core import ROW_BYTES, empty_fp8
+from dsv4_kernels.attention.triton_core import DEFAULT_STEP, ROW_BYTES, Step, empty_fp8
 from dsv4_kernels.kv.triton_rows import pool_views
 from dsv4_kernels.triton_pdl import uses_ptx
 
-_KEYS = 64  # per step
 _HEADS = 64  # of one program, the row operand of the tensor core; fewer are padded
 
 
@@ -25,9 +24,10 @@ def prefill_attention(
     sink: torch.Tensor | None,
     cis: torch.Tensor | None,
     scale: float,
+    step: Step = DEFAULT_STEP,
 ) -> torch.Tensor:
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    _launch(q, window, entries, sink, cis, scale, out, None)
+    _launch(q, window, entries, sink, cis, scale, step, out, None)
     return out
 
 
@@ -38,13 +38,14 @@ def prefill_attention_fp8(
     sink: torch.Tensor | None,
     cis: torch.Tensor | None,
     scale: float,
+    step: Step = DEFAULT_STEP,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     out, codes = empty_fp8(q)
-    _launch(q, window, entries, sink, cis, scale, out, codes)
+    _launch(q, window, entries, sink, cis, scale, step, out, codes)
     return out, codes
 
 
-def _launch(q, window, entries, sink, cis, scale, out, codes) -> None:
+def _launch(q, window, entries, sink, cis, scale, step, out, codes) -> None:
     """Fills `out` in bf16, or with `codes` in E4M3 and scale bytes."""
     num_tokens, num_heads, _ = q.shape
     if num_tokens == 0:
@@ -62,5 +63,6 @@ def _launch(q, window, entries, sink, cis, scale, out, codes) -> None:
     prefill_kernel[(num_tokens, triton.cdiv(num_heads, _HEADS))](
         q.contiguous(), rows, window.begin.contiguous(), window.end.contiguous(), rows.shape[0], *pool, sink,
         None if cis is None else torch.view_as_real(cis).contiguous(), out, codes, num_heads, scale / math.log(2),
-        ROWS=rows_per_page, KIND=kind, HEADS=_HEADS, KEYS=_KEYS, USE_PTX=ptx, num_warps=8, num_stages=3, launch_pdl=ptx,
+        ROWS=rows_per_page, KIND=kind, HEADS=_HEADS, KEYS=step.keys, USE_PTX=ptx, num_warps=8,
+        num_stages=step.stages, launch_pdl=ptx,
     )  # fmt: skip
