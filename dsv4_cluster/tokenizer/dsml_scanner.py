@@ -8,7 +8,7 @@
 | the same inside the thoughts                 | a call; the thoughts end where the block begins                  |
 | what follows a block                         | nothing: the answer is over                                      |
 | any other tag, a second `</think>`           | nothing; the text around it stays                                |
-| a block when the request has no tools        | nothing; the text around it stays                                |
+| a block when the request has no tools        | nothing; the text around it stays, from `</think>` on at least   |
 
 Text is held back while it could still become a tag, be it with what follows a tag that is removed. Everything is
 decided on text, so the result does not depend on how it is cut into tokens, nor tokens into chunks. Tokens of ordinary
@@ -146,15 +146,28 @@ class MarkupScanner:
         """Hand the text to the block. Returns whether more text is needed."""
         block = self._block
         assert block is not None
-        written, end = block.read(self._text, 0, is_last=is_last)
+        text = self._within_thoughts(is_last=is_last)
+        ends_here = self._text.startswith(THINK_END, len(text))
+        written, end = block.read(text, 0, is_last=is_last or ends_here)
         num_tokens = self._drop(end)
         out.add_text(written if self._tools else "", num_tokens)
-        if not block.is_done:
+        if not block.is_done and not ends_here:
             return True
         self.is_closed = bool(self._tools)
         self._block = None
         self._put_back(self._before_block)
         return False
+
+    def _within_thoughts(self, *, is_last: bool) -> str:
+        """What a block may read. One that is removed from the thoughts ends with them; the answer behind them stays."""
+        if self._tools or not self._is_thinking:
+            return self._text
+        before, end, _ = self._text.partition(THINK_END)
+        if end or is_last:
+            return before
+        sizes = range(len(THINK_END) - 1, 0, -1)
+        num_held = next((size for size in sizes if before.endswith(THINK_END[:size])), 0)
+        return before[: len(before) - num_held]
 
     def _read_text(self, out: _Output, *, is_last: bool) -> bool:
         """Text outside of a block, up to and with the first tag. Returns whether more text is needed."""

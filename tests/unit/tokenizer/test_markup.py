@@ -164,6 +164,30 @@ def test_without_tools_a_block_is_removed_and_the_answer_goes_on(text, fields):
     assert (found["tool_calls"], found["finish_reason"]) == ([], "stop")
 
 
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "",
+        invoke(parameter("ls")),
+        invoke(parameter("ls")).removesuffix(f"</{M}invoke>"),
+        f'<{M}invoke name="run">',
+        f'<{M}invoke name="run">\n{parameter("ls -l </thi")[:-20]}',
+        f'<{M}invoke name="run">\n<{M}parameter name="cmd" string="true">ls </',
+        f'<{M}invoke name="run">\n<{M}parameter name="cmd" string="fal',
+    ],
+)
+def test_without_tools_a_block_that_the_thoughts_leave_open_ends_with_them(inside):
+    text = f"Hm.<{M}tool_calls>\n{inside}</think>So it is."
+    prompt = prompt_of({})
+
+    for ids in (tokens_of(text), [token_id for char in text for token_id in tokens_of(char)]):
+        found = streamed_answer(prompt, chunks_of(ids))
+        assert found == whole_answer(prompt, chunks_of(ids))
+        assert (found["reasoning_content"], found["content"]) == ("Hm.", "So it is.")
+        num_thoughts = len(ids) - len(tokens_of("</think>So it is.") if ids == tokens_of(text) else "</think>So it is.")
+        assert found["usage"]["completion_tokens_details"]["reasoning_tokens"] == num_thoughts
+
+
 def test_an_unknown_tool_in_a_wrapper_is_passed_on_for_the_client_to_refuse():
     assert answer(wrapped(invoke("", "other")))["tool_calls"] == [["other", "{}"]]
 
