@@ -52,14 +52,22 @@ EVENT: Schema = {
     "properties": {"event": STRING, "data": {**STRING, "description": "JSON, or [DONE]"}},
     "required": ["data"],
 }
-_USAGE = answer(
+_COUNTS: dict[str, Schema] = {
+    "prompt_tokens": _COUNT,
+    "completion_tokens": _COUNT,
+    "total_tokens": _COUNT,
+    "prompt_tokens_details": answer({"cached_tokens": _COUNT}),
+    "prompt_cache_hit_tokens": _COUNT,
+    "prompt_cache_miss_tokens": _COUNT,
+}
+_REASONING = answer({"reasoning_tokens": _COUNT})
+_RESPONSE_USAGE = answer(
     {
-        "prompt_tokens": _COUNT,
-        "completion_tokens": _COUNT,
+        "input_tokens": _COUNT,
+        "input_tokens_details": answer({"cached_tokens": _COUNT}),
+        "output_tokens": _COUNT,
+        "output_tokens_details": _REASONING,
         "total_tokens": _COUNT,
-        "prompt_tokens_details": answer({"cached_tokens": _COUNT}),
-        "prompt_cache_hit_tokens": _COUNT,
-        "prompt_cache_miss_tokens": _COUNT,
     }
 )
 _CALL = answer({"id": STRING, "type": _kind("function"), "function": answer({"name": STRING, "arguments": STRING})})
@@ -90,7 +98,7 @@ CHAT_COMPLETION = answer(
             ),
             least=1,
         ),
-        "usage": _USAGE,
+        "usage": answer({**_COUNTS, "completion_tokens_details": _REASONING}),
         "system_fingerprint": or_null(STRING),
     }
 )
@@ -120,7 +128,7 @@ COMPLETION = answer(
             ),
             least=1,
         ),
-        "usage": _USAGE,
+        "usage": answer(_COUNTS),
         "system_fingerprint": or_null(STRING),
     }
 )
@@ -135,7 +143,14 @@ MESSAGE = answer(
         ),
         "stop_reason": one_of("end_turn", "max_tokens", "stop_sequence", "tool_use"),
         "stop_sequence": or_null(STRING),
-        "usage": answer({"input_tokens": _COUNT, "cache_read_input_tokens": _COUNT, "output_tokens": _COUNT}),
+        "usage": answer(
+            {
+                "input_tokens": _COUNT,
+                "cache_read_input_tokens": _COUNT,
+                "output_tokens": _COUNT,
+                "output_tokens_details": answer({"thinking_tokens": _COUNT}),
+            }
+        ),
     }
 )
 RESPONSE = answer(
@@ -156,7 +171,7 @@ RESPONSE = answer(
                 "required": ["type"],
             }
         ),
-        "usage": or_null(answer({"input_tokens": _COUNT, "output_tokens": _COUNT, "total_tokens": _COUNT})),
+        "usage": or_null(_RESPONSE_USAGE),
     }
 )
 INPUT_ITEMS = _page({"type": "object", "properties": {"id": STRING}, "required": ["id"]})
@@ -219,17 +234,7 @@ BATCH = answer(
         "request_counts": answer({"total": _COUNT, "completed": _COUNT, "failed": _COUNT}),
         "metadata": or_null(OBJECT),
         "model": or_null(STRING),
-        "usage": or_null(
-            answer(
-                {
-                    "input_tokens": _COUNT,
-                    "input_tokens_details": answer({"cached_tokens": _COUNT}),
-                    "output_tokens": _COUNT,
-                    "output_tokens_details": answer({"reasoning_tokens": _COUNT}),
-                    "total_tokens": _COUNT,
-                }
-            )
-        ),
+        "usage": or_null(_RESPONSE_USAGE),
     }
 )
 BATCHES = _page(BATCH)

@@ -37,7 +37,7 @@ WORDS = st.sampled_from(
         *_words(
             "user assistant tool system text function enabled auto hi input_text output_text tool_use tool_result "
             "thinking function_call function_call_output reasoning message namespace custom allowed_tools any required "
-            "json_schema"
+            "json_schema object integer string array"
         ),
     ]
 )
@@ -45,7 +45,7 @@ KEYS = st.sampled_from(
     _words(
         "role content type text function name parameters arguments tool_calls tool_call_id id prefix reasoning_content "
         "strict include_usage image_url url json_schema schema regex input output call_id tool_use_id input_schema "
-        "format effort user_id budget_tokens summary tools mode"
+        "format effort user_id budget_tokens summary tools mode properties items anyOf enum const minimum maximum"
     )
 )
 NUMBERS = st.sampled_from([0, 1, -1, 1.5, 2**31, 2**63, -(2**63), 2**80, 1e300, 10**400])
