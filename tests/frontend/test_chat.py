@@ -127,11 +127,12 @@ def test_special_tokens_spelled_by_a_user_are_plain_text(client, service):
     assert ids.count(assistant) == ids.count(end_of_thinking) == 1
 
 
+@pytest.mark.parametrize("stop", ["END", "<｜User｜>"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_cuts_the_answer_and_aborts_the_generation(client, service, stream):
-    service.script = lambda _: [*chunks_of(tokens_of("one two END three"), finish=FinishReason.LENGTH)[:-1], HANG]
+def test_a_stop_string_cuts_the_answer_and_aborts_the_generation(client, service, stream, stop):
+    service.script = lambda _: [*chunks_of(tokens_of(f"one two {stop} three"), finish=FinishReason.LENGTH)[:-1], HANG]
 
-    answer = ask(client, stop="END", stream=stream)
+    answer = ask(client, stop=stop, stream=stream)
     text = text_of(answer) if stream else answer.choices[0].message.content
 
     assert text == "one two "

@@ -188,12 +188,13 @@ def test_omitted_thoughts_arrive_empty_and_signed(claude, service, stream):
     assert answer.content[1].text == "42"
 
 
-def test_a_stop_sequence_is_named_and_aborts_the_generation(claude, service):
-    service.script = lambda _: [*chunks_of(tokens_of("one two END three"), finish=FinishReason.LENGTH)[:-1], HANG]
+@pytest.mark.parametrize("stop", ["END", "<｜User｜>"])
+def test_a_stop_sequence_is_named_and_aborts_the_generation(claude, service, stop):
+    service.script = lambda _: [*chunks_of(tokens_of(f"one two {stop} three"), finish=FinishReason.LENGTH)[:-1], HANG]
 
-    answer = ask(claude, stop_sequences=["END"])
+    answer = ask(claude, stop_sequences=[stop])
 
-    assert (answer.content[0].text, answer.stop_reason, answer.stop_sequence) == ("one two ", "stop_sequence", "END")
+    assert (answer.content[0].text, answer.stop_reason, answer.stop_sequence) == ("one two ", "stop_sequence", stop)
     service.wait_until_over()
     assert (service.num_aborted, service.num_ended) == (1, 0)
 
