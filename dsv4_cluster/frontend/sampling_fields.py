@@ -96,11 +96,4 @@ def field_error(err: ValidationError) -> FieldError:
     first = err.errors()[0]
     name = str(first["loc"][0])
     where = "".join(f"[{part!r}]" for part in first["loc"][1:])
-    return FieldError(f"{name}{where:.40} is {_shown(first['input'])}: {first['msg']}", param=name)
-
-
-def _shown(value: object) -> str:
-    try:
-        return f"{value!r:.40}"
-    except ValueError:  # Python refuses to spell an integer of thousands of digits
-        return "a number of thousands of digits"
+    return FieldError(f"{name}{where:.40} is {first['input']!r:.40}: {first['msg']}", param=name)

@@ -156,7 +156,7 @@ def test_stream_framing(http, service):
         ({"max_tokens": True}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"temperature": 3}, "temperature"),
-        ({"temperature": 10**400}, "temperature"),
+        ({"temperature": 10**300}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"seed": -1}, "seed"),
         ({"logprobs": 21}, "logprobs"),

@@ -213,7 +213,7 @@ WRONG = [
     ({"presence_penalty": 2.1}, "presence_penalty", "2.1"),
     ({"frequency_penalty": -3}, "frequency_penalty", "-2"),
     ({"repetition_penalty": 0}, "repetition_penalty", "0.01"),
-    ({"repetition_penalty": 10**400}, "repetition_penalty", "100"),
+    ({"repetition_penalty": 10**300}, "repetition_penalty", "100"),
     ({"logit_bias": {"5": 101}}, "logit_bias", "logit_bias['5'] is 101"),
     ({"logit_bias": {"five": 1}}, "logit_bias", "'five'"),
     ({"logit_bias": {"05": 1}}, "logit_bias", "'05'"),
