@@ -11,7 +11,7 @@ from dsv4_cluster.config.limits import check_drafter, check_headroom, max_model_
 from dsv4_cluster.config.model_config import ModelConfig
 from dsv4_cluster.config.speculation_config import SpeculationConfig
 from dsv4_cluster.engine.determinism import needs_single_rows
-from dsv4_cluster.engine.freed_memory import give_back_freed_memory
+from dsv4_cluster.engine.freed_memory import give_back_freed_memory, settle_heap
 from dsv4_cluster.engine.memory import MemoryPlan, memory_of, plan_memory
 from dsv4_cluster.errors import ConfigError
 from dsv4_cluster.kv.layout import KVLayout
@@ -64,6 +64,8 @@ def load_model(
     limit = max_model_len(config, engine, kv)
     layout = KVLayout.build(config, kv, dtype, num_mtp_layers=num_mtp_layers, fingerprint=checkpoint.fingerprint)
     plan = _checked_plan(checkpoint, layout, engine, kv, parallel, dtype, limit)
+    if device.type == "cpu":
+        settle_heap()
     model = Transformer(
         config, parallel, dtype=dtype, device=device, kv_cache_dtype=kv.kv_cache_dtype, indexer_dtype=kv.indexer_dtype
     )

@@ -3,9 +3,10 @@
 Which temporaries the peak of a step consists of is in step_peak.py.
 
 On a CPU the allocator keeps more than is in use: glibc returns freed blocks of up to 32 MB only from the end of its
-heap, so that blocks of several sizes, which come and go in turn, leave holes. How many is chance: equal runs differ by
-several blocks. `allocator` is a bound, in blocks of the size of the residual streams, above what was measured when
-large steps give free memory back at their end (freed_memory.py).
+heap, so that blocks of several sizes, which come and go in turn, leave holes. How many depends on where small blocks
+happen to lie: equal runs differ by several large ones. `allocator` is a bound, in blocks of the size of the residual
+streams, above what was measured with the heap's thresholds fixed and free memory given back at the end of large steps
+(freed_memory.py).
 """
 
 import os
@@ -16,6 +17,7 @@ import torch
 from dsv4_cluster.config.engine_config import EngineConfig
 from dsv4_cluster.config.kv_config import KVConfig
 from dsv4_cluster.config.model_config import ModelConfig
+from dsv4_cluster.engine.freed_memory import MAX_HEAP_BLOCK
 from dsv4_cluster.engine.step_peak import StepKernels, step_peak_bytes
 from dsv4_cluster.errors import ConfigError
 from dsv4_cluster.kv.layout import KVLayout
@@ -26,8 +28,8 @@ from dsv4_cluster.moe.experts import Experts
 from dsv4_cluster.parallel.state import ParallelState
 from dsv4_kernels.gemm import fp4_bytes
 
-_MAX_HEAP_BLOCK = 32 << 20  # larger blocks never come from glibc's heap (DEFAULT_MMAP_THRESHOLD_MAX)
-_NUM_HELD_BLOCKS = 8  # measured with the toy preset: 1 to 7
+_TOKEN_BYTES = 32  # of the longest prompt, in host memory: its ids in the request, the sequence and lists on the way
+_NUM_HELD_BLOCKS = 6  # measured with the toy preset: 1 to 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class MemoryPlan:
     sequences: int  # window and state rings, one slot per sequence
     snapshot_windows: int  # resumable boundaries: their window rows
     snapshot_states: int  # their compressor states and last hidden states
-    step_peak: int  # largest sum of temporaries in one step
+    step_peak: int  # largest sum of temporaries in one step; on a CPU also the token ids of the longest prompt
     allocator: int  # freed memory that the CPU allocator keeps beside them, at most
     host_tier: int
 
@@ -90,6 +92,7 @@ def plan_memory(
     device = torch.device(engine.device)
     kernels = StepKernels.on(device, dtype)
     num_tokens = min(engine.max_num_batched_tokens, max_model_len)
+    id_lists = max_model_len * _TOKEN_BYTES if device.type == "cpu" else 0
     num_snapshots, snapshot = kv.snapshots_for(engine.max_num_seqs), SnapshotBytes.of(layout)
     return MemoryPlan(
         weights=_weight_bytes(config, layout, kv, parallel, dtype, has_fp4_experts),
@@ -97,7 +100,7 @@ def plan_memory(
         sequences=engine.max_num_seqs * layout.seq_slot_bytes,
         snapshot_windows=num_snapshots * snapshot.window,
         snapshot_states=num_snapshots * snapshot.state,
-        step_peak=step_peak_bytes(config, dtype, kernels, num_tokens=num_tokens, context=max_model_len),
+        step_peak=step_peak_bytes(config, dtype, kernels, num_tokens=num_tokens, context=max_model_len) + id_lists,
         allocator=allocator_bytes(config, dtype, num_tokens) if device.type == "cpu" else 0,
         host_tier=kv.host_memory_bytes,
     )
@@ -106,7 +109,7 @@ def plan_memory(
 def allocator_bytes(config: ModelConfig, dtype: torch.dtype, num_tokens: int) -> int:
     """Most freed memory that glibc keeps in its heap while steps of `num_tokens` tokens run on a CPU."""
     streams = num_tokens * dtype.itemsize * config.hc_mult * config.hidden_size
-    return _NUM_HELD_BLOCKS * min(streams, _MAX_HEAP_BLOCK)
+    return _NUM_HELD_BLOCKS * min(streams, MAX_HEAP_BLOCK)
 
 
 def memory_of(device: torch.device) -> int:

@@ -4,14 +4,14 @@ The peak is that of the longest step: `max_num_batched_tokens` tokens at the end
 products have fixed budgets, so a longer prompt adds only what grows with it: the gathered indexer keys. The phases of a
 layer follow each other, so the largest one counts, on top of what is alive through all of them.
 
-| phase      | alive besides the streams, the sub-layer's input, the rotations and, in attention, the queries    |
+| phase      | alive besides the streams, the sub-layer's input, the rotations and, in attention, the latents    |
 |------------|--------------------------------------------------------------------------------------------------|
-| compressor | values and gates in fp32, both again with rows of earlier steps; in torch gathered by block, too |
+| compressor | values and gates in fp32, rows of earlier steps behind them; in torch gathered by block, too     |
 | indexer    | its queries, all keys of the prompt, one tile of scores; in torch the queries twice while they   |
 |            | are rotated, or a tile of logits per head with the integers that scores are selected by          |
-| attention  | its output; in torch two tiles of logits and picked rows, in C lists of rows                     |
+| attention  | queries and output; in torch two tiles of logits and picked rows, in C lists of rows             |
 | experts    | a row per token and choice of one tile: inputs, hidden, fp32 outputs                             |
-| streams    | the streams once more; in torch also their fp32 products                                         |
+| streams    | in torch their fp32 products; in C they are mixed in place                                       |
 | logits     | one tile of fp32 logits with its log-softmax, for prompt log-probabilities                       |
 
 Which implementation a phase runs is the dispatcher's choice for its own op.
@@ -67,12 +67,11 @@ def step_peak_bytes(
     size, dim, hidden = dtype.itemsize, config.head_dim, config.hidden_size
     streams = num_tokens * size * config.hc_mult * hidden
     alive = streams + num_tokens * (2 * hidden * size + config.qk_rope_head_dim * _INT64)
-    queries = num_tokens * size * (config.num_attention_heads * dim + config.q_lora_rank + 2 * dim)
-    lists = num_tokens * (config.sliding_window + 32) * _INT64 if kernels.attends_by_lists else 0
+    latents = num_tokens * size * (config.q_lora_rank + 2 * dim)
     phases = (
-        queries + lists + _compressor_bytes(config, num_tokens, kernels),
-        queries + lists + _indexer_bytes(config, size, num_tokens, context, kernels),
-        queries + lists + _attention_bytes(config, size, num_tokens, context, kernels),
+        latents + _compressor_bytes(config, num_tokens, kernels),
+        latents + _indexer_bytes(config, size, num_tokens, context, kernels),
+        latents + _attention_bytes(config, size, num_tokens, context, kernels),
         _expert_bytes(config, size, num_tokens, kernels),
         streams if kernels.mixes_streams else 2 * num_tokens * _FP32 * config.hc_mult * hidden,
         3 * min(LOGITS_TILE_BYTES, num_tokens * config.vocab_size * _FP32),
@@ -81,8 +80,8 @@ def step_peak_bytes(
 
 
 def _compressor_bytes(config: ModelConfig, num_tokens: int, kernels: StepKernels) -> int:
-    """Two channel sets of values and gates."""
-    return num_tokens * config.head_dim * _FP32 * (8 if kernels.pools_entries else 16)
+    """Two channel sets: values and gates, then the gates' biases or, in torch, what a softmax over blocks takes."""
+    return num_tokens * config.head_dim * _FP32 * (6 if kernels.pools_entries else 12)
 
 
 def _indexer_bytes(config: ModelConfig, size: int, num_tokens: int, context: int, kernels: StepKernels) -> int:
@@ -98,15 +97,16 @@ def _indexer_bytes(config: ModelConfig, size: int, num_tokens: int, context: int
 
 
 def _attention_bytes(config: ModelConfig, size: int, num_tokens: int, context: int, kernels: StepKernels) -> int:
-    out = num_tokens * config.num_attention_heads * config.head_dim * size
+    queries_and_out = 2 * num_tokens * config.num_attention_heads * config.head_dim * size
     if kernels.attends_by_lists:
-        return out + num_tokens * (config.index_topk + 16) * 2 * _INT64  # picks, and their rows
+        num_columns = config.sliding_window + 32 + 2 * (config.index_topk + 16)  # window rows; picks, and their rows
+        return queries_and_out + num_tokens * num_columns * _INT64
     window = config.sliding_window + _TILE_ROWS
     num_picks = min(context // 4, config.index_topk)
     all_entries = config.num_attention_heads * (window + context // 128)  # logits of a query
     picked = max(config.num_attention_heads * (window + num_picks), num_picks * config.head_dim)  # or its own rows
     values = _tile_values(max(all_entries, picked), min(_TILE_ROWS, num_tokens), _ATTENTION_VALUES)
-    return out + 2 * values * _FP32
+    return queries_and_out + 2 * values * _FP32
 
 
 def _expert_bytes(config: ModelConfig, size: int, num_tokens: int, kernels: StepKernels) -> int:

@@ -18,7 +18,7 @@ from dsv4_kernels.attention import masked_attention, paged_attention
 from dsv4_kernels.dispatch import choose
 from dsv4_kernels.kv.rows import PagedRows
 from dsv4_kernels.quant import fake_quant_kv
-from dsv4_kernels.rope import apply_rope_, norm_rope
+from dsv4_kernels.rope import apply_rope_, norm_rope_
 
 _TILE_ROWS = 128  # queries of a long chunk per product
 _TILE_VALUES = 1 << 22  # fp32 logits held at once: 16 MiB
@@ -69,11 +69,9 @@ class Attention(nn.Module):
 
         Returns: [T, D].
         """
-        num_tokens, cis = x.shape[0], index.cis(self._ratio)
+        cis = index.cis(self._ratio)
         qr = self.q_norm(self.wq_a(x))
-        q = self.wq_b(qr).view(num_tokens, self._num_heads, -1)  # [T, H, dim]
-        q = norm_rope(q, None, self._config.rms_norm_eps, cis)
-        kv = norm_rope(self.wkv(x), self.kv_norm.weight, self._config.rms_norm_eps, cis)  # [T, dim]
+        kv = norm_rope_(self.wkv(x), self.kv_norm.weight, self._config.rms_norm_eps, cis)  # [T, dim]
         selected: Mapping[int, torch.Tensor] = {}
         if self.compressor is not None:
             assert cache.state is not None and cache.compressed is not None, self._ratio
@@ -81,13 +79,18 @@ class Attention(nn.Module):
             self.compressor(x, index, index.compress_plan(cache), cache.state, cache.compressed)
         if self.indexer is not None:
             selected = self.indexer(x, qr, index, cache)
-        out = self._attend(q, kv, index, cache, selected)
+        out = self._attend(self._queries(qr, cis), kv, index, cache, selected)
         out = apply_rope_(out, cis, inverse=True)  # makes the rotary part a function of relative positions
         return self.wo_b(self.wo_a(out.flatten(1)))  # type: ignore[no-any-return]
 
+    def _queries(self, qr: torch.Tensor, cis: torch.Tensor) -> torch.Tensor:
+        """Made last and held by nobody else: the widest tensor of a layer. Returns: [T, H, dim]."""
+        q = self.wq_b(qr).view(qr.shape[0], self._num_heads, -1)
+        return norm_rope_(q, None, self._config.rms_norm_eps, cis)
+
     def store_window(self, x: torch.Tensor, index: StepIndex, cache: LayerCache) -> None:
         """Only write the window rows. x: [T, D], normed; at most a ring of rows per sequence."""
-        kv = norm_rope(self.wkv(x), self.kv_norm.weight, self._config.rms_norm_eps, index.cis(self._ratio))
+        kv = norm_rope_(self.wkv(x), self.kv_norm.weight, self._config.rms_norm_eps, index.cis(self._ratio))
         cache.window.write(index.window_writes(), kv)
 
     def _attend(

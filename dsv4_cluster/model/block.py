@@ -45,7 +45,7 @@ class Block(nn.Module):
         add_hyper_connection(self, "hc_ffn", config, device)
 
     def run(self, x: torch.Tensor, index: StepIndex, cache: LayerCache) -> torch.Tensor:
-        """x: [T, S, D] streams. Mutates `cache`. Returns: [T, S, D]."""
+        """x: [T, S, D] streams, whose memory may hold the result. Mutates `cache`. Returns: [T, S, D]."""
         input_ids = index.batch.input_ids
         x = around(self, "hc_attn", self._config, self.attn_norm, x, lambda y: self.attn(y, index, cache))
         return around(self, "hc_ffn", self._config, self.ffn_norm, x, lambda y: self.ffn(y, input_ids))

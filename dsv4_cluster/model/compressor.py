@@ -57,24 +57,30 @@ class Compressor(nn.Module):
 
         x: [T, D]. state: ring of fp32 rows, kv then gate. entries: paged pool. Mutates both pools.
         """
-        fresh = self._project(x)
+        num_stored = 0 if plan is None else plan.stored_slots.shape[0]
+        tokens = self._project(x, num_stored)
+        fresh = tokens[: x.shape[0]]
         fresh[:, self.ape.shape[1] :] += self.ape[index.block_positions(self._ratio)]
         if plan is not None:
-            entries.write(plan.entry_slots, self._entries(fresh, plan, state, x.dtype))
+            tokens[x.shape[0] :] = state.gather(plan.stored_slots)
+            entries.write(plan.entry_slots, self._entries(tokens, plan, x.dtype))
         rows, slots = index.state_writes(state.rows_per_page)
         state.write(slots, take(fresh, rows))
 
-    def _project(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [T, D]. Returns: [T, 2 * c * dim] fp32, kv then gate."""
+    def _project(self, x: torch.Tensor, num_more: int) -> torch.Tensor:
+        """x: [T, D]. Returns: [T + num_more, 2 * c * dim] fp32, kv then gate; the rows behind x's are not set."""
+        num_tokens, num_channels = x.shape[0], self.ape.shape[1]
+        out = torch.empty(num_tokens + num_more, 2 * num_channels, dtype=torch.float32, device=x.device)
         if self._packed is not None:
-            return packed_linear(x, self._packed, torch.float32)
-        return torch.cat((self.wkv(x), self.wgate(x)), dim=1)
+            packed_linear(x, self._packed, torch.float32, out[:num_tokens])
+        else:
+            out[:num_tokens, :num_channels] = self.wkv(x)
+            out[:num_tokens, num_channels:] = self.wgate(x)
+        return out
 
-    def _entries(self, fresh: torch.Tensor, plan: CompressPlan, state: PagedRows, dtype: torch.dtype) -> torch.Tensor:
-        """fresh: state rows of this step. Returns: [E, dim]."""
-        if plan.stored_slots.numel():
-            fresh = torch.cat((fresh, state.gather(plan.stored_slots)))
-        kv, gate = fresh.chunk(2, dim=1)
+    def _entries(self, tokens: torch.Tensor, plan: CompressPlan, dtype: torch.dtype) -> torch.Tensor:
+        """tokens: state rows of this step, then those of earlier ones. Returns: [E, dim]."""
+        kv, gate = tokens.chunk(2, dim=1)
         pooled = pool_entries(kv, gate, plan.rows, overlap=self._overlap)  # [E, dim]
         entries = apply_rope_(self.norm(pooled.to(dtype)), plan.cis)
         return entries if self._rotate is None else self._rotate(entries)

@@ -7,7 +7,7 @@ from torch import nn
 
 from dsv4_cluster.config.model_config import ModelConfig
 from dsv4_cluster.model.norm import RMSNorm
-from dsv4_kernels.mhc import hc_head, hc_post, hc_pre
+from dsv4_kernels.mhc import hc_head, hc_post_, hc_pre
 
 
 def add_hyper_connection(
@@ -30,9 +30,12 @@ def around(
     x: torch.Tensor,
     sub_layer: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """Run a sub-layer on the normed mix-in of the streams and mix it out. x: [T, S, D]. Returns: [T, S, D]."""
+    """Run a sub-layer on the normed mix-in of the streams and mix it out.
+
+    x: [T, S, D], its memory may hold the result. Returns: [T, S, D].
+    """
     y, post, comb = _pre(module, name, config, norm, x)
-    return hc_post(sub_layer(y), x, post, comb)
+    return hc_post_(sub_layer(y), x, post, comb)
 
 
 def mix_in(module: nn.Module, name: str, config: ModelConfig, norm: RMSNorm, x: torch.Tensor) -> torch.Tensor:

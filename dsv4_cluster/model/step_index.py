@@ -151,11 +151,16 @@ class StepIndex:
     def chunk_window_columns(self, span: Span, block_tokens: int, num_tail: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The same for blocks of a long chunk, as rows of its keys [tail ++ fresh].
 
+        Not kept for other layers: with a block per token it is one of the largest tensors of a step.
         Returns: first position [blocks], rows [blocks, C] (-1 = none).
         """
-        return self._once(
-            "chunk columns", span.seq, block_tokens, lambda: self._chunk_window_columns(span, block_tokens, num_tail)
-        )
+        starts = torch.arange(span.start, span.end, block_tokens, device=self.batch.positions.device)
+        first = _aligned_first(starts, self.window)
+        oldest = span.start - num_tail
+        seen = first.unsqueeze(1) + self._arange(0, _num_columns(self.window + block_tokens - 1))
+        last = (starts + block_tokens).clamp(max=span.end).unsqueeze(1)
+        is_absent = (seen < oldest).logical_or_(seen >= last)
+        return first, seen.sub_(oldest).masked_fill_(is_absent, -1)
 
     def state_writes(self, ring: int) -> tuple[torch.Tensor | None, torch.Tensor]:
         """(rows, slots) of the last `ring` rows of every sequence; rows None = all."""
@@ -196,15 +201,6 @@ class StepIndex:
         last = positions.unsqueeze(1)
         is_visible = (seen <= last) & (seen > last - self.window)
         return first, torch.where(is_visible, pages.unsqueeze(1) + seen % self._window_ring, -1), positions
-
-    def _chunk_window_columns(self, span: Span, block_tokens: int, num_tail: int) -> tuple[torch.Tensor, torch.Tensor]:
-        starts = torch.arange(span.start, span.end, block_tokens, device=self.batch.positions.device)
-        first = _aligned_first(starts, self.window)
-        oldest = span.start - num_tail
-        seen = first.unsqueeze(1) + self._arange(0, _num_columns(self.window + block_tokens - 1))
-        last = (starts + block_tokens).clamp(max=span.end).unsqueeze(1)
-        is_absent = (seen < oldest).logical_or_(seen >= last)
-        return first, seen.sub_(oldest).masked_fill_(is_absent, -1)
 
     def _chunk(self, span: Span) -> Chunk:
         ring = self._window_ring

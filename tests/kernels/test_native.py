@@ -7,9 +7,9 @@ from dsv4_kernels.attention import block_attention
 from dsv4_kernels.compressor import pool_entries
 from dsv4_kernels.gemm import pack_experts, pack_weight, packed_experts, packed_linear, shared_expert
 from dsv4_kernels.indexer import index_scores, index_topk, select_topk
-from dsv4_kernels.mhc import hc_head, hc_post, hc_pre
+from dsv4_kernels.mhc import hc_head, hc_post, hc_post_, hc_pre
 from dsv4_kernels.moe import grouped_experts, route_by_hash, route_by_score
-from dsv4_kernels.rope import norm_rope, plain_frequencies, rotations
+from dsv4_kernels.rope import norm_rope, norm_rope_, plain_frequencies, rotations
 
 DTYPES = [torch.bfloat16]
 # One rounding of the result: 2^-8 relative in bf16; a differently ordered fp32 sum otherwise.
@@ -221,6 +221,21 @@ def test_norm_and_rotation_in_one_pass_equal_the_reference(dtype, randn):
     cis = rotations(torch.tensor([0, 7, 5000]), plain_frequencies(32, 10000.0))
 
     close(norm_rope(x, weight, 1e-6, cis, impl="native"), norm_rope(x, weight, 1e-6, cis, impl="reference"), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_results_that_take_the_place_of_their_input_keep_their_bits(dtype, randn):
+    x, y, post, comb = randn(5, 4, 64).to(dtype), randn(5, 64).to(dtype), randn(5, 4), randn(5, 4, 4)
+    cis, weight = rotations(torch.arange(5), plain_frequencies(32, 10000.0)), randn(64)
+    packed, out = pack_weight(randn(16, 64).to(dtype)), torch.empty(7, 16)
+
+    mixed, turned = hc_post(y, x, post, comb), norm_rope(x, weight, 1e-6, cis)
+    packed_linear(y, packed, torch.float32, out[:5])
+
+    assert torch.equal(out[:5], packed_linear(y, packed, torch.float32))
+    streams, rows = x.clone(), x.clone()
+    assert torch.equal(hc_post_(y, streams, post, comb), mixed) and torch.equal(streams, mixed)
+    assert torch.equal(norm_rope_(rows, weight, 1e-6, cis), turned) and torch.equal(rows, turned)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -62,13 +62,15 @@ def pack_weight(weight: torch.Tensor, *, num_groups: int = 1) -> PackedWeight | 
     return PackedWeight(ops.pack(grouped), grouped.shape[1], num_groups) if ops.can_pack(grouped) else None
 
 
-def packed_linear(x: torch.Tensor, weight: PackedWeight, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+def packed_linear(
+    x: torch.Tensor, weight: PackedWeight, out_dtype: torch.dtype | None = None, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """y = x W^T, per group of columns when there are several.
 
     x: [..., K] or [T, G * K] of the weight's dtype. out_dtype: fp32 or bf16, default x's.
-    Returns: [..., num_rows] or [T, G * num_rows].
+    out: dense, of the result's shape and out_dtype, to write to. Returns: [..., num_rows] or [T, G * num_rows].
     """
-    return ops.gemm(x, weight.data, weight.num_rows, out_dtype or x.dtype, weight.num_groups)
+    return ops.gemm(x, weight.data, weight.num_rows, out_dtype or x.dtype, weight.num_groups, out)
 
 
 def pack_experts(w1: torch.Tensor, w2: torch.Tensor, w3: torch.Tensor, limit: float) -> PackedExperts | None:

@@ -31,6 +31,12 @@ def hc_post(y: torch.Tensor, x: torch.Tensor, post: torch.Tensor, comb: torch.Te
     return ops.hc_post(y, x, post, comb)
 
 
+def hc_post_(y: torch.Tensor, x: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
+    if not _fits(x) or y.dtype != x.dtype:
+        return reference.hc_post(y, x, post, comb)
+    return ops.hc_post(y, x, post, comb, in_place=True)
+
+
 def hc_post_pre(
     y: torch.Tensor,
     x: torch.Tensor,

@@ -54,6 +54,13 @@ def hc_post(
     return implementation("mhc", x.device, x.dtype, impl).hc_post(y, x, post, comb)
 
 
+def hc_post_(
+    y: torch.Tensor, x: torch.Tensor, post: torch.Tensor, comb: torch.Tensor, *, impl: str = AUTO
+) -> torch.Tensor:
+    """`hc_post` where x is not needed afterwards: the result may take its place. Use only what is returned."""
+    return implementation("mhc", x.device, x.dtype, impl).hc_post_(y, x, post, comb)
+
+
 def hc_post_pre(
     y: torch.Tensor,
     x: torch.Tensor,

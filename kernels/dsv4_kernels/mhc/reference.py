@@ -60,6 +60,9 @@ def hc_post(y: torch.Tensor, x: torch.Tensor, post: torch.Tensor, comb: torch.Te
     return added.baddbmm_(comb.transpose(1, 2), x.float()).to(x.dtype)
 
 
+hc_post_ = hc_post
+
+
 def hc_post_pre(
     y: torch.Tensor,
     x: torch.Tensor,

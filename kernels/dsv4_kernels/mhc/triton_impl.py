@@ -202,6 +202,9 @@ def hc_post(y: torch.Tensor, x: torch.Tensor, post: torch.Tensor, comb: torch.Te
     return out
 
 
+hc_post_ = hc_post
+
+
 def hc_post_pre(
     y: torch.Tensor,
     x: torch.Tensor,

@@ -57,15 +57,20 @@ def can_pack(weight: torch.Tensor) -> bool:
 
 
 def gemm(
-    x: torch.Tensor, packed: torch.Tensor, num_rows: int, out_dtype: torch.dtype, num_groups: int = 1
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    num_rows: int,
+    out_dtype: torch.dtype,
+    num_groups: int = 1,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """x [..., G * K] times G packed weights of `num_rows` rows, each with its own K columns of x.
 
-    Returns: [..., G * num_rows].
+    Returns: [..., G * num_rows] of out_dtype; `out`, where it is given, dense.
     """
     x = x.contiguous()
     columns = x.shape[-1]
-    out = torch.empty(*x.shape[:-1], num_groups * num_rows, dtype=out_dtype)
+    out = torch.empty(*x.shape[:-1], num_groups * num_rows, dtype=out_dtype) if out is None else out
     rows = x.numel() // columns
     if rows:
         _library().dsv4_gemm(
@@ -101,10 +106,12 @@ def hc_pre(
     return y, post, comb
 
 
-def hc_post(y: torch.Tensor, x: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
-    """See mhc/op.py."""
+def hc_post(
+    y: torch.Tensor, x: torch.Tensor, post: torch.Tensor, comb: torch.Tensor, *, in_place: bool = False
+) -> torch.Tensor:
+    """See mhc/op.py. The C code reads all streams of a channel before it writes them, so the result may replace x."""
     x, y, comb = x.contiguous(), y.contiguous(), comb.contiguous()
-    out = torch.empty_like(x)
+    out = x if in_place else torch.empty_like(x)
     _library().dsv4_hc_post(
         dtype_id(x.dtype), y.data_ptr(), x.data_ptr(), post.data_ptr(), comb.data_ptr(), x.shape[0], x.shape[2],
         out.data_ptr(),

@@ -16,3 +16,9 @@ def norm_rope(x: torch.Tensor, weight: torch.Tensor | None, eps: float, cis: tor
     if not x.is_contiguous() or not cis.is_contiguous() or x.shape[-1] % ops.LANES:
         return reference.norm_rope(x, weight, eps, cis)
     return ops.norm_rope(x, weight, eps, cis)
+
+
+def norm_rope_(x: torch.Tensor, weight: torch.Tensor | None, eps: float, cis: torch.Tensor) -> torch.Tensor:
+    if not x.is_contiguous() or not cis.is_contiguous() or x.shape[-1] % ops.LANES:
+        return reference.norm_rope(x, weight, eps, cis)
+    return ops.norm_rope(x, weight, eps, cis, in_place=True)

@@ -37,6 +37,13 @@ def norm_rope(
     return implementation("rope", x.device, x.dtype, impl).norm_rope(x, weight, eps, cis)
 
 
+def norm_rope_(
+    x: torch.Tensor, weight: torch.Tensor | None, eps: float, cis: torch.Tensor, *, impl: str = AUTO
+) -> torch.Tensor:
+    """`norm_rope` where x is not needed afterwards: the result may take its place. Use only what is returned."""
+    return implementation("rope", x.device, x.dtype, impl).norm_rope_(x, weight, eps, cis)
+
+
 def apply_rope_(x: torch.Tensor, cis: torch.Tensor, *, inverse: bool = False, impl: str = AUTO) -> torch.Tensor:
     """Rotate the trailing 2P dims of every row in place; interleaved pairs, fp32 math, one cast.
 

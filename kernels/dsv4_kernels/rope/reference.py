@@ -42,3 +42,6 @@ def apply_rope_(x: torch.Tensor, cis: torch.Tensor, inverse: bool) -> torch.Tens
 def norm_rope(x: torch.Tensor, weight: torch.Tensor | None, eps: float, cis: torch.Tensor) -> torch.Tensor:
     table = cis.view(cis.shape[0], *([1] * (x.dim() - 2)), cis.shape[1])
     return apply_rope_(rms_norm(x, weight, eps), table, inverse=False)
+
+
+norm_rope_ = norm_rope

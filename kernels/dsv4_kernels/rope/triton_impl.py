@@ -31,6 +31,9 @@ def norm_rope(x: torch.Tensor, weight: torch.Tensor | None, eps: float, cis: tor
     return out
 
 
+norm_rope_ = norm_rope
+
+
 def _launch(
     x: torch.Tensor,
     out: torch.Tensor,
