@@ -1,4 +1,4 @@
-"""Transport between hosts: a payload as a stream of chunks, and lease control, over plain gRPC.
+"""Link between hosts: a payload as a stream of chunks, and lease control, over plain gRPC.
 
 Methods carry bytes: a msgpack claim in, and for `Fetch` one msgpack header and then raw chunks out. Memory stays
 bounded on both sides: the sender reads one chunk at a time from staging and waits for flow control, the receiver writes
@@ -9,7 +9,7 @@ network, where the random ticket id is the only capability.
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +18,6 @@ import grpc
 import msgpack
 import torch
 
-from dsv4_cluster.clock import Clock
 from dsv4_cluster.config.transfer_config import MAX_CHUNK_BYTES, TransferConfig
 from dsv4_cluster.errors import (
     ConfigError,
@@ -28,11 +27,9 @@ from dsv4_cluster.errors import (
     SegmentCorruptError,
     StaleEpochError,
 )
-from dsv4_cluster.kv.snapshot import LiveSegment
 from dsv4_cluster.protocol.handoff import KVTicket
 from dsv4_cluster.transfer.lease import LeaseTable, TicketClaim
-from dsv4_cluster.transfer.manifest import check_ticket, endpoint_of, unpack_payload
-from dsv4_cluster.transfer.publisher import Publisher
+from dsv4_cluster.transfer.manifest import endpoint_of
 from dsv4_cluster.transfer.staging import StagingBuffer
 
 logger = logging.getLogger(__name__)
@@ -57,52 +54,36 @@ _CODE_OF_ERROR: tuple[tuple[type[KVTransferError], grpc.StatusCode], ...] = (
 )
 
 
-class GrpcTransport:
-    """Publishes through its own server and fetches from the peers' servers."""
+class GrpcLink:
+    """Serves through its own server and reads from the peers' servers."""
 
-    def __init__(self, config: TransferConfig, clock: Clock, *, advertise_host: str | None = None) -> None:
-        self._publisher = Publisher(config, clock, backend="grpc", endpoints=self._endpoints)
-        self._server = GrpcServer(self._publisher.leases, config, advertise_host=advertise_host)
-        self._client = GrpcClient(config)
+    def __init__(self, leases: LeaseTable, config: TransferConfig, *, advertise_host: str | None = None) -> None:
+        self._leases = leases
+        self._server = _GrpcServer(leases, config, advertise_host=advertise_host)
+        self._client = _GrpcClient(config)
 
-    @property
-    def num_staged_bytes(self) -> int:
-        return self._publisher.num_staged_bytes
+    def endpoints(self, _buffer: StagingBuffer) -> tuple[str, ...]:
+        return (self._server.endpoint,)
 
-    @property
-    def num_leases(self) -> int:
-        return len(self._publisher.leases)
+    def read(self, ticket: KVTicket) -> torch.Tensor:
+        return self._client.fetch(ticket)
 
-    def publish(
-        self, *, request_id: str, epoch: int, layout_id: str, num_tokens: int, segments: Sequence[LiveSegment]
-    ) -> KVTicket:
-        return self._publisher.publish(
-            request_id=request_id, epoch=epoch, layout_id=layout_id, num_tokens=num_tokens, segments=segments
-        )
-
-    def fetch(self, ticket: KVTicket, *, request_id: str, epoch: int, layout_id: str) -> list[LiveSegment]:
-        check_ticket(ticket, request_id=request_id, epoch=epoch, layout_id=layout_id)
-        return unpack_payload(ticket, self._client.fetch(ticket))
+    def check(self, ticket: KVTicket) -> None:
+        """Ask the publisher whether the lease stands. Raises: as `KVTransport.fetch`."""
+        self._client.check(ticket)
 
     def release(self, ticket: KVTicket) -> None:
         if self._server.endpoint in ticket.endpoints:
-            self._publisher.leases.release(ticket.ticket_id)
+            self._leases.release(ticket.ticket_id)
         else:
             self._client.release(ticket)
-
-    def sweep(self) -> int:
-        return self._publisher.leases.sweep()
 
     def close(self) -> None:
         self._client.close()
         self._server.close()
-        self._publisher.leases.close()
-
-    def _endpoints(self, _buffer: StagingBuffer) -> tuple[str, ...]:
-        return (self._server.endpoint,)
 
 
-class GrpcServer:
+class _GrpcServer:
     """Serves the payloads of a lease table and lets peers check and release leases.
 
     advertise_host: this node's address, for tickets of a server that listens on all addresses.
@@ -160,7 +141,7 @@ class GrpcServer:
         return b""
 
 
-class GrpcClient:
+class _GrpcClient:
     """Calls the servers of peers; channels are kept open between calls. Thread-safe."""
 
     def __init__(self, config: TransferConfig) -> None:

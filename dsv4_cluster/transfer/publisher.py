@@ -17,18 +17,19 @@ class Publisher:
     """Staging and leases of one transport. Thread-safe.
 
     backend: name written into tickets. endpoints: where peers find a buffer, preferred first.
-    leases: where the serving side of a backend looks claims up.
+    leases: where tickets are entered, and where the serving side of a backend looks claims up.
     """
 
     def __init__(
         self,
         config: TransferConfig,
         clock: Clock,
+        leases: LeaseTable,
         *,
         backend: str,
         endpoints: Callable[[StagingBuffer], tuple[str, ...]],
     ) -> None:
-        self.leases = LeaseTable(clock)
+        self._leases = leases
         self._backend = backend
         self._endpoints = endpoints
         self._clock = clock
@@ -48,7 +49,7 @@ class Publisher:
         segments: data [num_bytes] uint8, any device.
         Raises: OverloadedError, PromptTooLongError, KVTransferError; nothing stays staged then.
         """
-        self.leases.sweep()
+        self._leases.sweep()
         segments = [replace(segment, data=segment.data.contiguous().cpu()) for segment in segments]
         # Described before staging: a byte that goes wrong on the way into staging does not verify either.
         described = describe_segments(segments, request_id=request_id, epoch=epoch)
@@ -66,7 +67,7 @@ class Publisher:
                 segments=described,
                 expires_at_s=self._clock.now_s() + self._lease_s,
             )
-            self.leases.add(ticket, buffer)
+            self._leases.add(ticket, buffer)
         except BaseException:
             buffer.drop()
             raise

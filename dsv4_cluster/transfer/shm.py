@@ -1,4 +1,4 @@
-"""Transport inside one host: the peer maps the publisher's memfd; leases are checked over the gRPC control channel.
+"""Link inside one host: the peer maps the publisher's memfd; leases are checked over the gRPC control channel.
 
 An endpoint names the kernel, the pid namespace, the process, its descriptor and the memfd's random token:
 ``shm://<boot id>.<pid namespace>/<pid>/<fd>/<token>``. Wherever such a descriptor cannot be opened, the same ticket's
@@ -8,19 +8,16 @@ gRPC endpoint is used.
 import logging
 import mmap
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
-from dsv4_cluster.clock import Clock
 from dsv4_cluster.config.transfer_config import TransferConfig
 from dsv4_cluster.errors import SegmentCorruptError
-from dsv4_cluster.kv.snapshot import LiveSegment
 from dsv4_cluster.protocol.handoff import KVTicket
-from dsv4_cluster.transfer.grpc import GrpcClient, GrpcServer
-from dsv4_cluster.transfer.manifest import check_ticket, endpoint_of, unpack_payload
-from dsv4_cluster.transfer.publisher import Publisher
+from dsv4_cluster.transfer.grpc import GrpcLink
+from dsv4_cluster.transfer.lease import LeaseTable
+from dsv4_cluster.transfer.manifest import endpoint_of
 from dsv4_cluster.transfer.staging import StagingBuffer, memfd_name
 
 logger = logging.getLogger(__name__)
@@ -28,55 +25,28 @@ logger = logging.getLogger(__name__)
 SHM_SCHEME = "shm://"
 
 
-class ShmTransport:
-    """Publishes in memfds that peers of this host open through /proc, with gRPC for control and as fallback."""
+class ShmLink:
+    """Serves memfds that peers of this host open through /proc, with gRPC for control and as fallback."""
 
-    def __init__(self, config: TransferConfig, clock: Clock, *, advertise_host: str | None = None) -> None:
+    def __init__(self, leases: LeaseTable, config: TransferConfig, *, advertise_host: str | None = None) -> None:
         self._host_id = _host_id()
-        self._publisher = Publisher(config, clock, backend="shm", endpoints=self._endpoints)
-        self._server = GrpcServer(self._publisher.leases, config, advertise_host=advertise_host)
-        self._client = GrpcClient(config)
+        self._grpc = GrpcLink(leases, config, advertise_host=advertise_host)
 
-    @property
-    def num_staged_bytes(self) -> int:
-        return self._publisher.num_staged_bytes
+    def endpoints(self, buffer: StagingBuffer) -> tuple[str, ...]:
+        if self._host_id is None:
+            return self._grpc.endpoints(buffer)
+        memfd = f"{SHM_SCHEME}{self._host_id}/{os.getpid()}/{buffer.fd}/{buffer.token}"
+        return (memfd, *self._grpc.endpoints(buffer))
 
-    @property
-    def num_leases(self) -> int:
-        return len(self._publisher.leases)
-
-    def publish(
-        self, *, request_id: str, epoch: int, layout_id: str, num_tokens: int, segments: Sequence[LiveSegment]
-    ) -> KVTicket:
-        return self._publisher.publish(
-            request_id=request_id, epoch=epoch, layout_id=layout_id, num_tokens=num_tokens, segments=segments
-        )
-
-    def fetch(self, ticket: KVTicket, *, request_id: str, epoch: int, layout_id: str) -> list[LiveSegment]:
-        check_ticket(ticket, request_id=request_id, epoch=epoch, layout_id=layout_id)
+    def read(self, ticket: KVTicket) -> torch.Tensor:
         payload = self._open(ticket)
-        if payload is None:
-            payload = self._client.fetch(ticket)
-        return unpack_payload(ticket, payload)
+        return self._grpc.read(ticket) if payload is None else payload
 
     def release(self, ticket: KVTicket) -> None:
-        if self._server.endpoint in ticket.endpoints:
-            self._publisher.leases.release(ticket.ticket_id)
-        else:
-            self._client.release(ticket)
-
-    def sweep(self) -> int:
-        return self._publisher.leases.sweep()
+        self._grpc.release(ticket)
 
     def close(self) -> None:
-        self._client.close()
-        self._server.close()
-        self._publisher.leases.close()
-
-    def _endpoints(self, buffer: StagingBuffer) -> tuple[str, ...]:
-        if self._host_id is None:
-            return (self._server.endpoint,)
-        return (f"{SHM_SCHEME}{self._host_id}/{os.getpid()}/{buffer.fd}/{buffer.token}", self._server.endpoint)
+        self._grpc.close()
 
     def _open(self, ticket: KVTicket) -> torch.Tensor | None:
         """Map the payload after the publisher confirmed the lease; None = not reachable this way."""
@@ -84,7 +54,7 @@ class ShmTransport:
         host_id, _, address = (endpoint or "").removeprefix(SHM_SCHEME).partition("/")
         if not address or host_id != self._host_id:
             return None
-        self._client.check(ticket)
+        self._grpc.check(ticket)
         try:
             fd = _open_memfd(address)
         except (OSError, ValueError) as err:

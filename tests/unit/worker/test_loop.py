@@ -16,7 +16,7 @@ from dsv4_cluster.errors import InvalidRequestError, WorkerLostError
 from dsv4_cluster.kv.snapshot import LiveSegment
 from dsv4_cluster.protocol.output import TokenChunk
 from dsv4_cluster.protocol.request import GenerationRequest, SamplingParams, StopParams
-from dsv4_cluster.transfer.local import LocalTransport
+from dsv4_cluster.transfer.factory import create_transport
 from dsv4_cluster.worker.loop import EngineLoop, LoopCallbacks
 
 WAIT_S = 30.0
@@ -106,7 +106,7 @@ def test_a_payload_that_nobody_fetches_goes_with_its_lease_on_an_idle_engine(cor
     """A router that dies right after its prefill leaves such a payload behind."""
     clock = ManualClock()
     config = TransferConfig(backend="local", lease_s=60)
-    transport = LocalTransport(config, clock)
+    transport = create_transport(config, clock=clock)
     segment = LiveSegment(
         pool="window", layer_start=0, layer_end=1, num_rows=1, data=torch.zeros(64, dtype=torch.uint8)
     )
