@@ -126,7 +126,7 @@ def test_an_answer_cut_inside_a_character_ends_with_a_replacement_mark(client, s
     assert answer.usage.completion_tokens == len(ids)
 
 
-def test_stream_framing(http, service):
+def test_a_stream_is_unbuffered_events_and_ends_with_done(http, service):
     service.script = says("one two")
 
     response = http.post("/v1/completions", json={"model": MODEL, "prompt": "x", "stream": True})

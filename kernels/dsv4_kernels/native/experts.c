@@ -81,7 +81,7 @@ static long sort_pairs(const int64_t *ids, long pairs, long first, long num, int
         int64_t e = ids[p] - first;
         pair_rows[p] = e >= 0 && e < num ? counts[e]++ : -1;
     }
-    for (long e = 0; e < num; e++) total += counts[e], counts[e] = total - counts[e]; /* first rows, for now */
+    for (long e = 0; e < num; e++) total += counts[e], counts[e] = total - counts[e]; /* first rows; sizes again below */
     for (long p = 0; p < pairs; p++)
         if (pair_rows[p] >= 0) pair_rows[p] += counts[ids[p] - first];
     for (long e = 0; e < num; e++) counts[e] = (e + 1 < num ? counts[e + 1] : total) - counts[e];
