@@ -40,7 +40,9 @@ def _weight(dim, generator, device):
 
 
 def _expected_pre(x, fn, scale, base, weight):
-    y, post, comb = reference.hc_pre(x.float(), fn, scale, base, weight, ITERS, EPS, NORM_EPS)
+    y, post, comb = hc_pre(
+        x.float(), fn, scale, base, num_iters=ITERS, eps=EPS, norm_eps=NORM_EPS, norm_weight=weight, impl="reference"
+    )
     return y.double(), post.double(), comb.double()
 
 
@@ -112,7 +114,9 @@ def test_head_collapses_without_a_mixing_matrix(triton_device, generator, num_to
         z = hc_head(x, fn, scale, base, eps=EPS, norm_eps=NORM_EPS, norm_weight=weight, impl="triton")
 
     assert_fully_written(z)
-    expected = reference.hc_head(x.float(), fn, scale, base, weight, EPS, NORM_EPS).double()
+    expected = hc_head(
+        x.float(), fn, scale, base, eps=EPS, norm_eps=NORM_EPS, norm_weight=weight, impl="reference"
+    ).double()
     assert_within(z, expected, expected.abs() * 3 * HALF + _collapse_bound(x, weight))
 
 

@@ -3,6 +3,7 @@
 import torch
 
 from dsv4_kernels.mhc import reference
+from dsv4_kernels.mhc.connection import Connection
 from dsv4_kernels.native import ops
 
 _STREAMS = 4
@@ -10,19 +11,10 @@ _STREAMS = 4
 sinkhorn = reference.sinkhorn  # alone it is no step of the model
 
 
-def hc_pre(
-    x: torch.Tensor,
-    fn: torch.Tensor,
-    scale: torch.Tensor,
-    base: torch.Tensor,
-    norm_weight: torch.Tensor | None,
-    num_iters: int,
-    eps: float,
-    norm_eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def hc_pre(x: torch.Tensor, connection: Connection) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if not _fits(x):
-        return reference.hc_pre(x, fn, scale, base, norm_weight, num_iters, eps, norm_eps)
-    return ops.hc_pre(x, fn, scale, base, norm_weight, num_iters, eps, norm_eps)
+        return reference.hc_pre(x, connection)
+    return _collapse(x, connection)
 
 
 def hc_post(y: torch.Tensor, x: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
@@ -38,36 +30,24 @@ def hc_post_(y: torch.Tensor, x: torch.Tensor, post: torch.Tensor, comb: torch.T
 
 
 def hc_post_pre(
-    y: torch.Tensor,
-    x: torch.Tensor,
-    post: torch.Tensor,
-    comb: torch.Tensor,
-    fn: torch.Tensor,
-    scale: torch.Tensor,
-    base: torch.Tensor,
-    norm_weight: torch.Tensor | None,
-    num_iters: int,
-    eps: float,
-    norm_eps: float,
-    quantise: bool,
+    y: torch.Tensor, x: torch.Tensor, post: torch.Tensor, comb: torch.Tensor, following: Connection
 ) -> reference.Mixed:
     mixed = hc_post(y, x, post, comb)
-    collapsed, post, comb = hc_pre(mixed, fn, scale, base, norm_weight, num_iters, eps, norm_eps)
-    return reference.Mixed(mixed, collapsed, post, comb, *reference.quantised(collapsed, quantise))
+    collapsed, post, comb = hc_pre(mixed, following)
+    return reference.Mixed(mixed, collapsed, post, comb, *reference.quantised(collapsed, following.quantise))
 
 
-def hc_head(
-    x: torch.Tensor,
-    fn: torch.Tensor,
-    scale: torch.Tensor,
-    base: torch.Tensor,
-    norm_weight: torch.Tensor | None,
-    eps: float,
-    norm_eps: float,
-) -> torch.Tensor:
+def hc_head(x: torch.Tensor, connection: Connection) -> torch.Tensor:
     if not _fits(x):
-        return reference.hc_head(x, fn, scale, base, norm_weight, eps, norm_eps)
-    return ops.hc_pre(x, fn, scale, base, norm_weight, 0, eps, norm_eps, is_head=True)[0]
+        return reference.hc_head(x, connection)
+    return _collapse(x, connection)[0]
+
+
+def _collapse(x: torch.Tensor, by: Connection) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    is_head = by.num_iters is None
+    return ops.hc_pre(
+        x, by.fn, by.scale, by.base, by.norm_weight, by.num_iters or 0, by.eps, by.norm_eps, is_head=is_head
+    )
 
 
 def _fits(x: torch.Tensor) -> bool:

@@ -6,6 +6,7 @@ The Triton forms are batch-invariant: a token's bits do not depend on the tokens
 import torch
 
 from dsv4_kernels.dispatch import AUTO, implementation
+from dsv4_kernels.mhc.connection import Connection
 from dsv4_kernels.mhc.reference import Mixed
 
 _FP8_GROUP = 128
@@ -41,7 +42,7 @@ def hc_pre(
     streams = x.shape[1]
     _check_fn(x, fn, (2 + streams) * streams)
     module = implementation("mhc", x.device, x.dtype, impl)
-    return module.hc_pre(x, fn, scale, base, norm_weight, num_iters, eps, norm_eps)
+    return module.hc_pre(x, Connection(fn, scale, base, norm_weight, eps, norm_eps, num_iters))
 
 
 def hc_post(
@@ -88,9 +89,8 @@ def hc_post_pre(
     if quantise and x.shape[2] % _FP8_GROUP:
         raise ValueError(f"{x.shape[2]} channels are not a multiple of {_FP8_GROUP}")
     module = implementation("mhc", x.device, x.dtype, impl)
-    return module.hc_post_pre(  # type: ignore[no-any-return]
-        y, x, post, comb, fn, scale, base, norm_weight, num_iters, eps, norm_eps, quantise
-    )
+    following = Connection(fn, scale, base, norm_weight, eps, norm_eps, num_iters, quantise)
+    return module.hc_post_pre(y, x, post, comb, following)  # type: ignore[no-any-return]
 
 
 def hc_head(
@@ -111,7 +111,7 @@ def hc_head(
     """
     _check_fn(x, fn, x.shape[1])
     module = implementation("mhc", x.device, x.dtype, impl)
-    return module.hc_head(x, fn, scale, base, norm_weight, eps, norm_eps)
+    return module.hc_head(x, Connection(fn, scale, base, norm_weight, eps, norm_eps))
 
 
 def _check_fn(x: torch.Tensor, fn: torch.Tensor, rows: int) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import linear
 
+from dsv4_kernels.mhc.connection import Connection
 from dsv4_kernels.norm.reference import rms_norm
 from dsv4_kernels.quant.reference import quantise_fp8
 
@@ -34,24 +35,17 @@ def sinkhorn(logits: torch.Tensor, num_iters: int, eps: float) -> torch.Tensor:
     return matrix.permute(2, 0, 1)
 
 
-def hc_pre(
-    x: torch.Tensor,
-    fn: torch.Tensor,
-    scale: torch.Tensor,
-    base: torch.Tensor,
-    norm_weight: torch.Tensor | None,
-    num_iters: int,
-    eps: float,
-    norm_eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def hc_pre(x: torch.Tensor, connection: Connection) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    scale, base, eps, num_iters = connection.scale, connection.base, connection.eps, connection.num_iters
+    assert num_iters is not None
     streams = x.shape[1]
     wide = x.float()
-    mix = _normed_mix(wide, fn, norm_eps)  # [T, (2 + S) * S]
+    mix = _normed_mix(wide, connection)  # [T, (2 + S) * S]
     pre = torch.sigmoid(mix[:, :streams] * scale[0] + base[:streams]) + eps
     post = 2 * torch.sigmoid(mix[:, streams : 2 * streams] * scale[1] + base[streams : 2 * streams])
     logits = mix[:, 2 * streams :] * scale[2] + base[2 * streams :]
     comb = sinkhorn(logits.unflatten(-1, (streams, streams)), num_iters, eps)  # [T, source, destination]
-    return _normed(_collapse(pre, wide).to(x.dtype), norm_weight, norm_eps), post, comb
+    return _normed(_collapse(pre, wide).to(x.dtype), connection), post, comb
 
 
 def hc_post(y: torch.Tensor, x: torch.Tensor, post: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
@@ -64,51 +58,33 @@ hc_post_ = hc_post
 
 
 def hc_post_pre(
-    y: torch.Tensor,
-    x: torch.Tensor,
-    post: torch.Tensor,
-    comb: torch.Tensor,
-    fn: torch.Tensor,
-    scale: torch.Tensor,
-    base: torch.Tensor,
-    norm_weight: torch.Tensor | None,
-    num_iters: int,
-    eps: float,
-    norm_eps: float,
-    quantise: bool,
+    y: torch.Tensor, x: torch.Tensor, post: torch.Tensor, comb: torch.Tensor, following: Connection
 ) -> Mixed:
     mixed = hc_post(y, x, post, comb)
-    collapsed, post, comb = hc_pre(mixed, fn, scale, base, norm_weight, num_iters, eps, norm_eps)
-    return Mixed(mixed, collapsed, post, comb, *quantised(collapsed, quantise))
+    collapsed, post, comb = hc_pre(mixed, following)
+    return Mixed(mixed, collapsed, post, comb, *quantised(collapsed, following.quantise))
 
 
-def hc_head(
-    x: torch.Tensor,
-    fn: torch.Tensor,
-    scale: torch.Tensor,
-    base: torch.Tensor,
-    norm_weight: torch.Tensor | None,
-    eps: float,
-    norm_eps: float,
-) -> torch.Tensor:
+def hc_head(x: torch.Tensor, connection: Connection) -> torch.Tensor:
     wide = x.float()
-    pre = torch.sigmoid(_normed_mix(wide, fn, norm_eps) * scale[0] + base) + eps
-    return _normed(_collapse(pre, wide).to(x.dtype), norm_weight, norm_eps)
+    pre = torch.sigmoid(_normed_mix(wide, connection) * connection.scale[0] + connection.base) + connection.eps
+    return _normed(_collapse(pre, wide).to(x.dtype), connection)
 
 
 def quantised(y: torch.Tensor, quantise: bool) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
     return quantise_fp8(y, _FP8_GROUP) if quantise else (None, None)
 
 
-def _normed_mix(wide: torch.Tensor, fn: torch.Tensor, norm_eps: float) -> torch.Tensor:
+def _normed_mix(wide: torch.Tensor, connection: Connection) -> torch.Tensor:
     """Weightless RMS norm over all streams, applied after the projection."""
     flat = wide.flatten(1)  # stream-major: index = stream * D + d
-    return linear(flat, fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True).add_(norm_eps))
+    return linear(flat, connection.fn) * torch.rsqrt(flat.square().mean(-1, keepdim=True).add_(connection.norm_eps))
 
 
 def _collapse(pre: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
     return torch.bmm(pre.unsqueeze(1), wide).squeeze(1)  # [T, D]
 
 
-def _normed(y: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    return y if weight is None else rms_norm(y, weight, eps)
+def _normed(y: torch.Tensor, connection: Connection) -> torch.Tensor:
+    weight = connection.norm_weight
+    return y if weight is None else rms_norm(y, weight, connection.norm_eps)

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from dsv4_kernels.mhc import reference
+from dsv4_kernels.mhc.connection import Connection
 from dsv4_kernels.quant.triton_codec import fp8_group_code, to_e4m3
 from dsv4_kernels.triton_pdl import start_next, uses_ptx, wait_for_previous
 
@@ -176,21 +177,12 @@ def _form_comb(
     tl.store(comb + token[:, None] * 16 + cells[None, :], matrix.reshape(BT, 16), mask=is_row[:, None])
 
 
-def hc_pre(
-    x: torch.Tensor,
-    fn: torch.Tensor,
-    scale: torch.Tensor,
-    base: torch.Tensor,
-    norm_weight: torch.Tensor | None,
-    num_iters: int,
-    eps: float,
-    norm_eps: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    if not _fits(x, x.dtype, fn):
-        return reference.hc_pre(x, fn, scale, base, norm_weight, num_iters, eps, norm_eps)
+def hc_pre(x: torch.Tensor, connection: Connection) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if not _fits(x, x.dtype, connection.fn):
+        return reference.hc_pre(x, connection)
     x = x.contiguous()
-    partial = _project(x, fn)
-    y, post, comb, _, _ = _collapse(x, partial, scale, base, norm_weight, num_iters, eps, norm_eps, False)
+    partial = _project(x, connection.fn)
+    y, post, comb, _, _ = _collapse(x, partial, connection)
     return y, post, comb
 
 
@@ -206,40 +198,21 @@ hc_post_ = hc_post
 
 
 def hc_post_pre(
-    y: torch.Tensor,
-    x: torch.Tensor,
-    post: torch.Tensor,
-    comb: torch.Tensor,
-    fn: torch.Tensor,
-    scale: torch.Tensor,
-    base: torch.Tensor,
-    norm_weight: torch.Tensor | None,
-    num_iters: int,
-    eps: float,
-    norm_eps: float,
-    quantise: bool,
+    y: torch.Tensor, x: torch.Tensor, post: torch.Tensor, comb: torch.Tensor, following: Connection
 ) -> reference.Mixed:
-    if not _fits(x, y.dtype, fn):
-        return reference.hc_post_pre(y, x, post, comb, fn, scale, base, norm_weight, num_iters, eps, norm_eps, quantise)
+    if not _fits(x, y.dtype, following.fn):
+        return reference.hc_post_pre(y, x, post, comb, following)
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    partial = _partial(x, fn)
-    _launch_mix(x.contiguous(), y, post, comb, fn, out, partial)
-    return reference.Mixed(out, *_collapse(out, partial, scale, base, norm_weight, num_iters, eps, norm_eps, quantise))
+    partial = _partial(x, following.fn)
+    _launch_mix(x.contiguous(), y, post, comb, following.fn, out, partial)
+    return reference.Mixed(out, *_collapse(out, partial, following))
 
 
-def hc_head(
-    x: torch.Tensor,
-    fn: torch.Tensor,
-    scale: torch.Tensor,
-    base: torch.Tensor,
-    norm_weight: torch.Tensor | None,
-    eps: float,
-    norm_eps: float,
-) -> torch.Tensor:
-    if not _fits(x, x.dtype, fn):
-        return reference.hc_head(x, fn, scale, base, norm_weight, eps, norm_eps)
+def hc_head(x: torch.Tensor, connection: Connection) -> torch.Tensor:
+    if not _fits(x, x.dtype, connection.fn):
+        return reference.hc_head(x, connection)
     x = x.contiguous()
-    return _collapse(x, _project(x, fn), scale, base, norm_weight, None, eps, norm_eps, False)[0]
+    return _collapse(x, _project(x, connection.fn), connection)[0]
 
 
 def _fits(x: torch.Tensor, y_dtype: torch.dtype, fn: torch.Tensor | None) -> bool:
@@ -282,34 +255,27 @@ def _launch_mix(
 
 
 def _collapse(
-    x: torch.Tensor,
-    partial: torch.Tensor,
-    scale: torch.Tensor,
-    base: torch.Tensor,
-    norm_weight: torch.Tensor | None,
-    num_iters: int | None,
-    eps: float,
-    norm_eps: float,
-    quantise: bool,
+    x: torch.Tensor, partial: torch.Tensor, by: Connection
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """y, post, comb, FP8 values and scale bytes; num_iters None = empty post and comb."""
+    """y, post, comb, FP8 values and scale bytes; of the head, post and comb are empty."""
     num_tokens, _, dim = x.shape
     splits = partial.shape[1]
     y = x.new_empty(num_tokens, dim)
-    has_comb = num_iters is not None
+    has_comb = by.num_iters is not None
     num_combs = num_tokens if has_comb else 0
     post = torch.empty(num_combs, STREAMS, dtype=torch.float32, device=x.device)
     comb = torch.empty(num_combs, STREAMS, STREAMS, dtype=torch.float32, device=x.device)
-    values = torch.empty(num_tokens, dim, dtype=torch.float8_e4m3fn, device=x.device) if quantise else None
-    scales = torch.empty(num_tokens, dim // _GROUP, dtype=torch.uint8, device=x.device) if quantise else None
+    values = torch.empty(num_tokens, dim, dtype=torch.float8_e4m3fn, device=x.device) if by.quantise else None
+    scales = torch.empty(num_tokens, dim // _GROUP, dtype=torch.uint8, device=x.device) if by.quantise else None
     if num_tokens:
         sinkhorn_programs = triton.cdiv(num_tokens, _SINKHORN_TOKENS) if has_comb else 0
         block = triton.next_power_of_2(dim)
         _finish[(num_tokens + sinkhorn_programs,)](
-            x, partial, scale, base, norm_weight, y, post, comb, values, scales, num_tokens, splits, eps, norm_eps,
+            x, partial, by.scale, by.base, by.norm_weight, y, post, comb, values, scales,
+            num_tokens, splits, by.eps, by.norm_eps,
             D=dim, NUM_MIX=(2 + STREAMS) * STREAMS if has_comb else STREAMS, N=partial.shape[2], BD=block,
-            SPLITS=triton.next_power_of_2(splits), BT=_SINKHORN_TOKENS, NUM_ITERS=num_iters or 0, HAS_COMB=has_comb,
-            HAS_NORM=norm_weight is not None, HAS_FP8=quantise, GROUP=_GROUP, USE_PTX=uses_ptx(x),
+            SPLITS=triton.next_power_of_2(splits), BT=_SINKHORN_TOKENS, NUM_ITERS=by.num_iters or 0, HAS_COMB=has_comb,
+            HAS_NORM=by.norm_weight is not None, HAS_FP8=by.quantise, GROUP=_GROUP, USE_PTX=uses_ptx(x),
             num_warps=min(16, max(4, block // 1024)), launch_pdl=uses_ptx(x),
         )  # fmt: skip
     return y, post, comb, values, scales
