@@ -23,6 +23,7 @@ from dsv4_cluster.structured.json_text import JsonValue, json_rule, parse_json
 from dsv4_cluster.structured.vocabulary import DSML_MARK
 
 MAX_TOOLS = 128
+MAX_BLOCK_CHARS = 4 * 1024 * 1024  # definitions are repeated for each parameter that refers to them
 TEXT_MARK = json.dumps(DSML_MARK, ensure_ascii=False)  # stands for the token where a grammar is only checked
 # The output parser cuts attributes at white space and copies names into JSON as they are.
 _NAME_CHARS = r'[^"\\<>\s\x00-\x1f\x7f]'
@@ -122,11 +123,17 @@ def _tool_rules(tool: Tool, rule: str, mark: str) -> list[str]:
     if tool.properties is None:
         return [f'{rule}: "<" {mark} {line} free_parameter* "</" {mark} "invoke>"']
     required = tool.parameters.get("required")
-    names = required if isinstance(required, list) else []
-    rules, parts = [], []
+    required_names = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+    rules, parts, num_chars = [], [], 0
     for index, (name, schema) in enumerate(tool.properties.items()):
-        parts.append(f"{rule}_p{index}" + ("" if name in names else "?"))
+        parts.append(f"{rule}_p{index}" + ("" if name in required_names else "?"))
         rules.append(f"{rule}_p{index}: {_parameter(name, schema, tool, mark)}")
+        num_chars += len(rules[-1])
+        if num_chars > MAX_BLOCK_CHARS:
+            raise InvalidRequestError(
+                f"tool {tool.name!r}: parameters with the definitions they refer to have {num_chars} characters or "
+                f"more, the limit is {MAX_BLOCK_CHARS}"
+            )
     return [f'{rule}: "<" {mark} {line} {" ".join(parts)} "</" {mark} "invoke>"', *rules]
 
 

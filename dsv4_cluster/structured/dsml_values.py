@@ -4,8 +4,9 @@ Text goes raw (`string="true"`), everything else as JSON (`string="false"`). A s
 pattern or format is written as a JSON string, because that grammar is the JSON one.
 """
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from dsv4_cluster.errors import InvalidRequestError
@@ -13,6 +14,7 @@ from dsv4_cluster.structured.json_text import JsonValue, json_rule
 
 RAW_RULE = r"RAW: /(.|\n)*<\//"  # up to and with the "</" in front of the mark
 _MAX_REFERENCES = 32
+MAX_BRANCHES = 1000
 _DEFINITIONS = ("$defs", "definitions")
 _STRING_LIMITS = ("pattern", "format", "contentEncoding", "contentMediaType")
 _ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"})
@@ -29,8 +31,18 @@ class ValueForms:
 def value_forms(schema: JsonValue, root: Mapping[str, JsonValue]) -> ValueForms:
     """The forms a value may take. root: the tool's whole schema, for its definitions.
 
-    Raises: InvalidRequestError on a reference that leads nowhere or in circles.
+    Raises: InvalidRequestError on a reference that leads nowhere or in circles, and on more than MAX_BRANCHES schemas.
     """
+    return _forms(schema, root, itertools.count(1))
+
+
+def _forms(schema: JsonValue, root: Mapping[str, JsonValue], visits: Iterator[int], level: int = 0) -> ValueForms:
+    """visits: counts the schemas of one value, which references can multiply. level: of branches in branches."""
+    if next(visits) > MAX_BRANCHES or level > _MAX_REFERENCES:
+        raise InvalidRequestError(
+            f"tools: anyOf and oneOf of a parameter lead to more than {MAX_BRANCHES} schemas, {_MAX_REFERENCES} "
+            "levels, or in circles"
+        )
     resolved = _resolve(schema, root)
     if resolved is True or (isinstance(resolved, dict) and not resolved.keys() - _ANNOTATIONS):
         return ValueForms(("RAW",), (json_rule({}),))
@@ -38,7 +50,7 @@ def value_forms(schema: JsonValue, root: Mapping[str, JsonValue]) -> ValueForms:
         branches = next((resolved[key] for key in ("anyOf", "oneOf") if isinstance(resolved.get(key), list)), None)
         others = resolved.keys() - _ANNOTATIONS - {"anyOf", "oneOf", *_DEFINITIONS}
         if isinstance(branches, list) and not others:
-            raw = [form for branch in branches for form in value_forms(branch, root).raw]
+            raw = [form for branch in branches for form in _forms(branch, root, visits, level + 1).raw]
             return ValueForms(tuple(dict.fromkeys(raw)), (json_rule(_with_definitions(resolved, root)),))
         raw_forms = _raw_strings(resolved)
         if raw_forms is not None and _is_string_only(resolved):
@@ -63,6 +75,8 @@ def _resolve(schema: JsonValue, root: Mapping[str, JsonValue]) -> JsonValue:
 
 
 def _with_definitions(schema: dict[str, JsonValue], root: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    if "$ref" not in json.dumps(schema):
+        return schema
     return {**{key: root[key] for key in _DEFINITIONS if key in root}, **schema}
 
 

@@ -7,14 +7,13 @@ import llguidance
 
 from dsv4_cluster import strict_json
 from dsv4_cluster.errors import InvalidRequestError
+from dsv4_cluster.structured.schema_limits import JsonValue, check_limits
 
-JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
 # Bounded, because a model that loops over white space never ends its answer; 64 columns of indentation are enough.
 _OPTIONS: dict[str, JsonValue] = {"whitespace_pattern": r"[ \n\r\t]{0,64}", "lenient": False, "coerce_one_of": False}
 MAX_EXACT = 2**53  # llguidance reads numbers as doubles; values beyond are not these values any more
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
 _VALUES = frozenset({"const", "enum"})
-_ANNOTATIONS = frozenset({"default", "examples"})
 _SCHEMAS_BY_NAME = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
 
 
@@ -35,13 +34,15 @@ def json_grammar(schema: JsonValue) -> str:
 def json_rule(schema: JsonValue) -> str:
     """The right side of a Lark rule: one JSON value that follows `schema`.
 
-    Raises: InvalidRequestError when `schema` is no object or boolean, or has numbers that cannot be enforced.
+    Raises: InvalidRequestError when `schema` is no object or boolean, or has numbers, references or patterns that
+    cannot be enforced.
     """
     if isinstance(schema, bool):
         schema = {} if schema else {"not": {}}
     if not isinstance(schema, dict):
         raise InvalidRequestError(f"a JSON schema must be an object or a boolean, not {json.dumps(schema)[:40]}")
     _check_numbers(schema)
+    check_limits(schema)
     return "%json " + json.dumps({**schema, "x-guidance": _OPTIONS}, ensure_ascii=False)
 
 
@@ -62,12 +63,12 @@ def _check_numbers(schema: dict[str, JsonValue]) -> None:
         for key, value in node.items():
             if key in _SCHEMAS_BY_NAME and isinstance(value, dict):
                 waiting += value.values()
-            elif key in _BOUNDS:
+            elif key in _BOUNDS and not isinstance(value, dict | list):
                 _check_number(key, value, lowest=-MAX_EXACT, highest=None)
             elif key in _VALUES:
                 for number in _numbers_in(value):
                     _check_number(key, number, lowest=-MAX_EXACT, highest=MAX_EXACT)
-            elif key not in _ANNOTATIONS:
+            else:  # annotations too: a reference may lead into them
                 waiting.append(value)
 
 

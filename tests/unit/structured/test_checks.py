@@ -155,6 +155,91 @@ def test_numbers_that_are_exact_or_no_constraint_pass(schema):
     check_spec(StructuredSpec(kind="json_schema", schema=json.dumps(schema)))
 
 
+def _chain(num: int, wrap) -> dict:
+    links = {f"a{i}": wrap({"$ref": f"#/$defs/a{i + 1}"}) for i in range(num)}
+    return {"$ref": "#/$defs/a0", "$defs": {**links, f"a{num}": {"type": "string"}}}
+
+
+LOW_RANGE = {"type": "integer", "minimum": LOWEST, "maximum": LOWEST}
+CIRCLE = {"A": {"anyOf": [{"$ref": "#/$defs/A"}, {"type": "string"}]}}
+DOUBLING = {f"a{i}": {"anyOf": [{"$ref": f"#/$defs/a{i + 1}"}] * 2} for i in range(40)} | {"a40": {"type": "string"}}
+PATTERNS = [{"type": "string", "pattern": f"a.{{{i}}}b"} for i in range(1, 60)]
+HARMFUL = [
+    ("json_schema", json.dumps(_chain(3000, lambda link: link)), "at most 1000 are followed"),
+    ("json_schema", json.dumps(_chain(1500, lambda link: {"type": "array", "items": link})), "at most 1000"),
+    ("json_schema", json.dumps({"$ref": "#/x/default", "x": {"default": LOW_RANGE}}), "beyond 2**53"),
+    ("json_schema", json.dumps({"$ref": "#/x/minimum", "x": {"minimum": LOW_RANGE}}), "beyond 2**53"),
+    ("json_schema", json.dumps({"allOf": PATTERNS}), "joins 59 patterns"),
+    ("json_schema", json.dumps({"allOf": [{"properties": {"a": one}} for one in PATTERNS]}), "joins 59 patterns"),
+    (
+        "json_schema",
+        json.dumps(
+            {"allOf": [{"$ref": f"#/$defs/p{i}"} for i in range(59)]}
+            | {"$defs": {f"p{i}": one for i, one in enumerate(PATTERNS)}}
+        ),
+        "joins 59 patterns",
+    ),
+    ("tool_call", _tools(_tool(properties={"a": {"$ref": "#/$defs/A"}}, **{"$defs": CIRCLE})), "or in circles"),
+    ("tool_call", _tools(_tool(properties={"a": {"$ref": "#/$defs/a0"}}, **{"$defs": DOUBLING})), "1000 schemas"),
+    (
+        "tool_call",
+        _tools(
+            _tool(
+                properties={f"p{i}": {"type": "array", "items": {"$ref": "#/$defs/A"}} for i in range(1000)},
+                **{"$defs": {"A": {"type": "integer", "description": "x" * 100_000}}},
+            )
+        ),
+        "the limit is 4194304",
+    ),
+]
+
+
+def _checks_of_harmful_schemas() -> None:
+    """In a process of its own: each of these ended it, or did not end."""
+    for kind, schema, words in HARMFUL:
+        try:
+            check_spec(StructuredSpec(kind=kind, schema=schema))
+        except InvalidRequestError as err:
+            assert words in err.message, (schema[:80], err.message)
+        else:
+            raise AssertionError(f"{schema[:80]} passes")
+
+
+def test_schemas_that_would_end_the_process_or_hold_it_are_refused():
+    run = multiprocessing.get_context("spawn").Process(target=_checks_of_harmful_schemas, daemon=True)
+    run.start()
+    run.join(30)
+    run.kill()
+    run.join()
+
+    assert run.exitcode == 0
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        _chain(200, lambda link: {"anyOf": [link, {"type": "null"}]}),
+        {"allOf": [{"pattern": f"a.{{{i}}}b"} for i in range(1, 3)] + [{"type": "string"}]},
+        {"type": "object", "properties": {f"p{i}": one for i, one in enumerate(PATTERNS)}, "allOf": [{}]},
+        {
+            "$ref": "#/$defs/Node",
+            "$defs": {
+                "Named": {"type": "object", "properties": {"name": {"type": "string", "pattern": "^[a-z]+$"}}},
+                "Node": {
+                    "allOf": [
+                        {"$ref": "#/$defs/Named"},
+                        {"properties": {"children": {"type": "array", "items": {"$ref": "#/$defs/Node"}}}},
+                    ]
+                },
+            },
+        },
+    ],
+    ids=lambda schema: str(schema)[:30],
+)
+def test_usual_references_and_patterns_pass(schema):
+    check_spec(StructuredSpec(kind="json_schema", schema=json.dumps(schema)))
+
+
 def test_checking_needs_no_torch():
     code = (
         "import sys; from dsv4_cluster.structured.source import check_spec;"
