@@ -5,6 +5,9 @@ import torch
 
 from dsv4_kernels.mhc import hc_head, hc_post, hc_pre, sinkhorn
 
+# Far apart and far from nothing, so that one in the other's place shows.
+EPS, NORM_EPS = 1e-3, 0.1
+
 GOLDEN_LOGITS = [[2.0, 0, 0, -1], [0, 1, -2, 0], [1, 0, 3, 0], [0, -1, 0, 2]]
 GOLDEN_MATRIX = [
     [0.6824, 0.1776, 0.0996, 0.0404],
@@ -52,17 +55,17 @@ def test_mixing_follows_the_formula(num_tokens):
     x = torch.randn(num_tokens, 4, 24, generator=generator)
     fn, scale, base = _parameters(4, 24, generator)
 
-    y, post, comb = hc_pre(x, fn, scale, base, num_iters=20, eps=1e-6, norm_eps=1e-6)
+    y, post, comb = hc_pre(x, fn, scale, base, num_iters=20, eps=EPS, norm_eps=NORM_EPS)
 
     assert y.shape == (num_tokens, 24) and post.shape == (num_tokens, 4) and comb.shape == (num_tokens, 4, 4)
     for t in range(num_tokens):
         flat = x[t].reshape(-1).double()
-        mix = (fn.double() @ flat) / (flat.square().mean() + 1e-6).sqrt()
-        pre = torch.sigmoid(mix[:4] * scale[0] + base[:4]) + 1e-6
+        mix = (fn.double() @ flat) / (flat.square().mean() + NORM_EPS).sqrt()
+        pre = torch.sigmoid(mix[:4] * scale[0] + base[:4]) + EPS
         torch.testing.assert_close(y[t], (pre[:, None] * x[t]).sum(0).float(), atol=2e-5, rtol=1e-5)
         torch.testing.assert_close(post[t], (2 * torch.sigmoid(mix[4:8] * scale[1] + base[4:8])).float())
         logits = (mix[8:] * scale[2] + base[8:]).view(1, 4, 4).float()
-        torch.testing.assert_close(comb[t], sinkhorn(logits, 20, 1e-6)[0], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(comb[t], sinkhorn(logits, 20, EPS)[0], atol=1e-5, rtol=1e-4)
 
 
 def test_post_adds_the_weighted_output_to_every_stream():
@@ -82,11 +85,11 @@ def test_head_collapses_without_a_mixing_matrix():
     x = torch.randn(3, 4, 8, generator=generator)
     fn, scale, base = torch.randn(4, 32, generator=generator), torch.tensor([0.7]), torch.randn(4, generator=generator)
 
-    z = hc_head(x, fn, scale, base, eps=1e-6, norm_eps=1e-6)
+    z = hc_head(x, fn, scale, base, eps=EPS, norm_eps=NORM_EPS)
 
     flat = x.flatten(1)
-    mix = flat @ fn.T * torch.rsqrt(flat.square().mean(1, keepdim=True) + 1e-6)
-    pre = torch.sigmoid(mix * 0.7 + base) + 1e-6
+    mix = flat @ fn.T * torch.rsqrt(flat.square().mean(1, keepdim=True) + NORM_EPS)
+    pre = torch.sigmoid(mix * 0.7 + base) + EPS
     torch.testing.assert_close(z, (pre.unsqueeze(-1) * x).sum(1))
 
 
