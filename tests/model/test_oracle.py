@@ -54,6 +54,8 @@ def test_greedy_decoding_follows_the_oracle(num_tokens, harness, toy_oracle, tok
         {"index_topk": 1024, "hc_sinkhorn_iters": 3},
         {"rope_theta": 500.0, "compress_rope_theta": 9000.0},
         {"rope_scaling": None},
+        {"rms_norm_eps": 0.01},
+        {"hc_eps": 0.01},
     ],
     ids=lambda changes: "-".join(changes),
 )
