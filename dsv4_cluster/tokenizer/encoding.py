@@ -9,12 +9,14 @@ import deepseek_recipe as recipe
 
 from dsv4_cluster.errors import CheckpointError, InvalidRequestError, PromptTooLongError
 from dsv4_cluster.protocol.request import StructuredSpec
+from dsv4_cluster.schema_references import check_reference_levels, schemas_in
 from dsv4_cluster.tokenizer.answer_form import answer_form
 from dsv4_cluster.tokenizer.family import CHAT, ApiFamily, Body, ClientSchemas, Generator, MakeGenerator, Request
 from dsv4_cluster.tokenizer.models import ServedModels
 from dsv4_cluster.tokenizer.strict_schema import StrictSchemaError, refused_place
 from dsv4_cluster.tokenizer.text import TOKENIZER_FILE, TextTokenizer
 
+_FIELDS_WITH_SCHEMAS = ("tools", "response_format", "text", "output_config")
 _STRICT = {"name": "checked", "strict": True}
 
 
@@ -71,6 +73,8 @@ class ChatCodec:
         context_limit: largest prompt + answer, in tokens. is_single_call: at most one tool call in the answer.
         Raises: ModelNotFoundError, PromptTooLongError with both numbers, InvalidRequestError.
         """
+        for schema in schemas_in([body.get(field) for field in _FIELDS_WITH_SCHEMAS]):
+            check_reference_levels(schema)
         free = family.free_choice(body)
         try:
             request = self._opened(family, body)
