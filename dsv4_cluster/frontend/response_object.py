@@ -9,7 +9,6 @@ from typing import Any
 from dsv4_cluster.frontend.error_body import ErrorBody
 
 FINAL_EVENTS = frozenset({"response.completed", "response.incomplete"})
-FINAL_STATES = frozenset({"completed", "incomplete", "failed", "cancelled"})
 _ECHOED = ("previous_response_id", "metadata", "safety_identifier", "prompt_cache_key", "tool_choice", "user")
 
 
