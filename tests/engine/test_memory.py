@@ -82,6 +82,7 @@ def test_a_longer_prompt_adds_only_what_is_gathered_from_it_to_the_peak(preset, 
 
 MEASURE = """
 import ctypes, json, sys, torch
+from dsv4_cluster.engine import loader
 from dsv4_cluster.engine.freed_memory import give_back_freed_memory
 from dsv4_cluster.offline import LLM, SamplingParams
 
@@ -91,9 +92,9 @@ def memory():
 
 torch.set_num_threads(1)
 num_tokens = int(sys.argv[2])
+if "in_use" in sys.argv:  # every freed block of 128 KiB or more goes back at once, those of loading too
+    loader.settle_heap = lambda: ctypes.CDLL(None).mallopt(-3, 128 << 10)
 llm = LLM(sys.argv[1], num_pages=num_tokens // 256 + 1, max_num_seqs=1, dtype=sys.argv[3])
-if "in_use" in sys.argv:  # every freed block of 128 KiB or more goes back at once
-    ctypes.CDLL(None).mallopt(-3, 128 << 10)
 greedy = SamplingParams(max_tokens=1, temperature=0)
 llm.generate(prompt_token_ids=list(range(16, 400)), sampling_params=greedy)  # loads code
 give_back_freed_memory()
