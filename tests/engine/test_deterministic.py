@@ -160,7 +160,7 @@ def long_case(request, toy_dir) -> Case:
 def test_a_preempted_request_gives_the_same_bits(spill, long_case, ask, run, alone):
     case = long_case
     fields = {"prompt_logprobs": None, "max_tokens": case.num_tokens}
-    lengths = (256 - case.num_tokens // 2, 255 - case.num_tokens // 2)
+    lengths = (257 - case.num_tokens // 2, 256 - case.num_tokens // 2)  # both grow into a second page, of three
     engine = start(case, num_pages=3, prefix_cache=False, **spill)
 
     crowded = run(engine, *(ask(case, length, **fields) for length in lengths))
