@@ -1,12 +1,13 @@
-"""Checkpoints that many tests share: made once per session, removed with the session's temporary directory."""
+"""Checkpoints that many tests share, made once per session, and machines without the C kernels."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from dsv4_cluster.tools.make_checkpoint import make_checkpoint
+from dsv4_kernels import dispatch
 from tests.kit.distribution import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401, hooks
 
 torch.set_num_threads(1)  # toy matrices are too small for more, and the suite shares its cores with what it starts
@@ -31,3 +32,17 @@ def checkpoint_dir(tmp_path_factory) -> MakeCheckpoint:
 def toy_dir(checkpoint_dir) -> Path:
     """The toy preset in the official format."""
     return checkpoint_dir("toy", "official")
+
+
+@pytest.fixture
+def without_native(monkeypatch) -> Iterator[None]:
+    """As on a machine where the C kernels do not run; what was chosen there is forgotten before and after."""
+    monkeypatch.setattr(dispatch, "is_available", lambda device, dtype: False)
+    _forget_choices()
+    yield
+    _forget_choices()
+
+
+def _forget_choices() -> None:
+    for chosen in (dispatch.choose, dispatch.implementation, dispatch.why_not):
+        chosen.cache_clear()

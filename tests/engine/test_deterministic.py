@@ -18,7 +18,6 @@ from dsv4_cluster.engine.loader import LoadedModel, load_model
 from dsv4_cluster.errors import ConfigError
 from dsv4_cluster.kv.pools import KVPools
 from dsv4_cluster.parallel.state import ParallelState
-from dsv4_kernels import dispatch
 
 CPU = torch.device("cpu")
 
@@ -52,14 +51,6 @@ def case(request, toy_dir) -> Case:
 def compressed_case(request, toy_dir) -> Case:
     loaded = load(toy_dir, request.param, kv_cache_dtype="fp8", indexer_dtype="fp4")
     return replace(loaded, lengths=(5, 130), cuts=(7,))
-
-
-@pytest.fixture
-def without_native(monkeypatch):
-    monkeypatch.setattr(dispatch, "is_available", lambda device, dtype: False)
-    dispatch.choose.cache_clear()
-    yield
-    dispatch.choose.cache_clear()
 
 
 def start(

@@ -1,24 +1,15 @@
 """Machines without the native CPU kernels run the torch implementations: the same numbers within fp32 rounding."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
 from dsv4_cluster.model.weight_map import pack_weights
 from dsv4_cluster.weights.reader import Checkpoint
 from dsv4_kernels import dispatch
+from dsv4_kernels.mhc import reference
 from tests.kit.model_harness import Harness, load_model
 
 TOLERANCE = 1e-4  # |difference of log-probabilities|, fp32 on both sides
-
-
-@pytest.fixture
-def without_native(monkeypatch) -> Iterator[None]:
-    monkeypatch.setattr(dispatch, "is_available", lambda device, dtype: False)
-    dispatch.choose.cache_clear()
-    yield
-    dispatch.choose.cache_clear()
 
 
 @pytest.fixture
@@ -43,4 +34,6 @@ def test_torch_implementations_equal_the_native_ones(cut, toy_dir, prompt, expec
     logprobs = Harness(model, checkpoint.config).logprobs(prompt, [cut])
 
     assert (logprobs - expected).abs().max() <= TOLERANCE
-    assert dispatch.choose("gemm", torch.device("cpu"), torch.float32) == "reference"
+    cpu = torch.device("cpu")
+    assert {dispatch.choose(op, cpu, torch.bfloat16) for op in ("gemm", "mhc", "moe", "rope")} == {"reference"}
+    assert dispatch.implementation("mhc", cpu, torch.bfloat16) is reference
