@@ -20,7 +20,7 @@ from dsv4_cluster.engine.admission import check_request
 from dsv4_cluster.engine.batch_builder import build_batch, prompt_rows
 from dsv4_cluster.engine.constraints import FREE, Constraints
 from dsv4_cluster.engine.drafting import Drafting
-from dsv4_cluster.engine.freed_memory import MIN_TOKENS, give_back_freed_memory
+from dsv4_cluster.engine.freed_memory import give_back_after_step
 from dsv4_cluster.engine.loader import LoadedModel, load_model
 from dsv4_cluster.engine.model_runner import ModelRunner
 from dsv4_cluster.engine.outcome import Outcome, take_tokens
@@ -195,9 +195,9 @@ class EngineCore:
             self._residency.commit(self._sequences[chunk.request_id], chunk.start)
         chunks = tuple(self._settle(outcome) for outcome in outcomes)
         self._drafting.record_step(plan, time.perf_counter() - drafted)
-        if plan.num_tokens >= MIN_TOKENS and self._loaded.device.type == "cpu":
+        if self._loaded.device.type == "cpu":
             del batch, streams
-            give_back_freed_memory()
+            give_back_after_step(plan.num_tokens)
         self._num_steps += 1
         self._last_step_ms = (time.perf_counter() - started) * 1e3
         return StepOutput(plan.step_id, (*failed, *chunks), plan.num_tokens)

@@ -1,34 +1,44 @@
-"""Memory that was freed and that the C library still holds: how much, and until when.
+"""Memory that steps on a CPU have freed: where it stays until it is used again.
 
-Only glibc has these calls; elsewhere nothing happens.
+With the arena of dsv4_kernels it stays there, and a process holds what its largest step took. Without one it goes to
+the C library's heap: small blocks between the large ones leave holes, so that equal prompts take different amounts.
 """
 
 import ctypes
 
-# Steps of fewer tokens free little; a larger one takes 100 ms and more on a CPU, and giving back about 2 ms.
-MIN_TOKENS = 1024
+from dsv4_kernels.native.arena import open_arena
 
-MAX_HEAP_BLOCK = 32 << 20  # bytes; larger blocks are mapped one by one (DEFAULT_MMAP_THRESHOLD_MAX)
+MAX_HEAP_BLOCK = 32 << 20  # bytes; larger blocks are mapped one by one (DEFAULT_MMAP_THRESHOLD_MAX of glibc)
+_MIN_TOKENS = 1024  # smaller steps free little; a larger one takes 100 ms and more, and giving back about 2 ms
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
-def settle_heap() -> None:
-    """Fix the thresholds of this process's heap at the values that glibc would raise them to by and by.
+def prepare_memory() -> bool:
+    """Call before loading. Returns: whether this process has an arena.
 
-    It raises them as blocks are freed. Where a block lies then depends on everything that came before, and equal
-    prompts take different amounts of memory.
+    Without one, the thresholds of the heap are fixed at the values that glibc would raise them to by and by: where a
+    block lies then depends less on everything that came before.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if open_arena() is not None:
+        return True
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, MAX_HEAP_BLOCK)
         mallopt(_M_TRIM_THRESHOLD, 2 * MAX_HEAP_BLOCK)
+    return False
 
 
 def give_back_freed_memory() -> None:
-    """Return free pages of the heap to the system.
-
-    Blocks of several sizes that come and go leave holes in the heap; over the chunks of a long prompt they add up.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    """Return free pages to the system."""
+    arena = open_arena()
+    if arena is not None:
+        arena.give_back()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc
     if trim is not None:
         trim(0)
+
+
+def give_back_after_step(num_tokens: int) -> None:
+    """Without an arena, return what a large step has freed: the holes of many such steps would add up."""
+    if num_tokens >= _MIN_TOKENS and open_arena() is None:
+        give_back_freed_memory()

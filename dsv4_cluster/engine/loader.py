@@ -11,7 +11,7 @@ from dsv4_cluster.config.limits import check_drafter, check_headroom, max_model_
 from dsv4_cluster.config.model_config import ModelConfig
 from dsv4_cluster.config.speculation_config import SpeculationConfig
 from dsv4_cluster.engine.determinism import needs_single_rows
-from dsv4_cluster.engine.freed_memory import give_back_freed_memory, settle_heap
+from dsv4_cluster.engine.freed_memory import give_back_freed_memory, prepare_memory
 from dsv4_cluster.engine.memory import MemoryPlan, memory_of, plan_memory
 from dsv4_cluster.errors import ConfigError
 from dsv4_cluster.kv.layout import KVLayout
@@ -63,9 +63,8 @@ def load_model(
         check_mtp(checkpoint, f"speculation.num_draft_tokens is {speculation.num_draft_tokens!r}")
     limit = max_model_len(config, engine, kv)
     layout = KVLayout.build(config, kv, dtype, num_mtp_layers=num_mtp_layers, fingerprint=checkpoint.fingerprint)
-    plan = _checked_plan(checkpoint, layout, engine, kv, parallel, dtype, limit)
-    if device.type == "cpu":
-        settle_heap()
+    has_arena = device.type == "cpu" and prepare_memory()
+    plan = _checked_plan(checkpoint, layout, engine, kv, parallel, dtype, limit, has_arena)
     model = Transformer(
         config, parallel, dtype=dtype, device=device, kv_cache_dtype=kv.kv_cache_dtype, indexer_dtype=kv.indexer_dtype
     )
@@ -89,6 +88,7 @@ def _checked_plan(
     parallel: ParallelState,
     dtype: torch.dtype,
     limit: int,
+    has_arena: bool,
 ) -> MemoryPlan:
     """What loading will take. Raises: ConfigError when it does not fit."""
     device = torch.device(engine.device)
@@ -101,6 +101,7 @@ def _checked_plan(
         dtype=dtype,
         max_model_len=limit,
         has_fp4_experts=checkpoint.has_fp4_experts and choose("gemm", device, dtype) == "native",
+        has_arena=has_arena,
     )
     plan.check(
         device_bytes=engine.memory_limit_bytes or memory_of(device),

@@ -2,11 +2,10 @@
 
 Which temporaries the peak of a step consists of is in step_peak.py.
 
-On a CPU the allocator keeps more than is in use: glibc returns freed blocks of up to 32 MB only from the end of its
-heap, so that blocks of several sizes, which come and go in turn, leave holes. How many depends on where small blocks
-happen to lie: equal runs differ by several large ones. `allocator` is a bound, in blocks of the size of the residual
-streams, above what was measured with the heap's thresholds fixed and free memory given back at the end of large steps
-(freed_memory.py).
+On a CPU more is resident than is in use: blocks of several sizes come and go in turn and leave holes, libraries keep
+scratch memory, and small blocks are not counted. `allocator` is a measured bound for that. Large blocks lie in an arena
+(freed_memory.py), so it is the same in every run. Without an arena they lie in glibc's heap, where the holes depend on
+where small blocks happen to lie, and equal runs differ by several blocks of the size of the residual streams.
 """
 
 import os
@@ -29,7 +28,9 @@ from dsv4_cluster.parallel.state import ParallelState
 from dsv4_kernels.gemm import fp4_bytes
 
 _TOKEN_BYTES = 32  # of the longest prompt, in host memory: its ids in the request, the sequence and lists on the way
-_NUM_HELD_BLOCKS = 6  # measured with the toy preset: 1 to 5
+# Of step_peak, measured with the toy preset: at most 0 to 8 % where C kernels run, 12 to 23 % where torch does.
+_HELD_WITH_ARENA = {True: 1 / 8, False: 1 / 4}
+_NUM_HELD_BLOCKS = 6  # without an arena; measured with the toy preset: 1 to 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class MemoryPlan:
     snapshot_windows: int  # resumable boundaries: their window rows
     snapshot_states: int  # their compressor states and last hidden states
     step_peak: int  # largest sum of temporaries in one step; on a CPU also the token ids of the longest prompt
-    allocator: int  # freed memory that the CPU allocator keeps beside them, at most
+    allocator: int  # what a CPU process holds beside them, at most
     host_tier: int
 
     @property
@@ -83,33 +84,34 @@ def plan_memory(
     dtype: torch.dtype,
     max_model_len: int,
     has_fp4_experts: bool = False,
+    has_arena: bool = False,
 ) -> MemoryPlan:
     """Count, without allocating.
 
     dtype: of weights and activations. max_model_len: the longest sequence, in tokens. has_fp4_experts: they stay FP4;
-    experts of other checkpoints count in `dtype`, and take less when all of them turn out to be FP4 values.
+    experts of other checkpoints count in `dtype`, and take less when all of them turn out to be FP4 values. has_arena:
+    `prepare_memory` says so.
     """
     device = torch.device(engine.device)
     kernels = StepKernels.on(device, dtype)
     num_tokens = min(engine.max_num_batched_tokens, max_model_len)
     id_lists = max_model_len * _TOKEN_BYTES if device.type == "cpu" else 0
     num_snapshots, snapshot = kv.snapshots_for(engine.max_num_seqs), SnapshotBytes.of(layout)
+    step_peak = step_peak_bytes(config, dtype, kernels, num_tokens=num_tokens, context=max_model_len) + id_lists
+    allocator = 0
+    if device.type == "cpu":
+        held = int(step_peak * _HELD_WITH_ARENA[kernels.are_native])
+        allocator = held if has_arena else _held_without_arena(config, dtype, num_tokens)
     return MemoryPlan(
         weights=_weight_bytes(config, layout, kv, parallel, dtype, has_fp4_experts),
         pages=kv.num_pages * layout.page_bytes,
         sequences=engine.max_num_seqs * layout.seq_slot_bytes,
         snapshot_windows=num_snapshots * snapshot.window,
         snapshot_states=num_snapshots * snapshot.state,
-        step_peak=step_peak_bytes(config, dtype, kernels, num_tokens=num_tokens, context=max_model_len) + id_lists,
-        allocator=allocator_bytes(config, dtype, num_tokens) if device.type == "cpu" else 0,
+        step_peak=step_peak,
+        allocator=allocator,
         host_tier=kv.host_memory_bytes,
     )
-
-
-def allocator_bytes(config: ModelConfig, dtype: torch.dtype, num_tokens: int) -> int:
-    """Most freed memory that glibc keeps in its heap while steps of `num_tokens` tokens run on a CPU."""
-    streams = num_tokens * dtype.itemsize * config.hc_mult * config.hidden_size
-    return _NUM_HELD_BLOCKS * min(streams, MAX_HEAP_BLOCK)
 
 
 def memory_of(device: torch.device) -> int:
@@ -117,6 +119,12 @@ def memory_of(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _held_without_arena(config: ModelConfig, dtype: torch.dtype, num_tokens: int) -> int:
+    """Most freed memory that glibc keeps in its heap while steps of `num_tokens` tokens run on a CPU."""
+    streams = num_tokens * dtype.itemsize * config.hc_mult * config.hidden_size
+    return _NUM_HELD_BLOCKS * min(streams, MAX_HEAP_BLOCK)
 
 
 def _weight_bytes(

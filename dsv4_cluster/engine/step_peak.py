@@ -17,7 +17,7 @@ layer follow each other, so the largest one counts, on top of what is alive thro
 Which implementation a phase runs is the dispatcher's choice for its own op.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Self
 
 import torch
@@ -43,6 +43,11 @@ class StepKernels:
     scores_and_selects: bool  # indexer
     attends_by_lists: bool  # attention
     mixes_streams: bool  # hyper-connections
+
+    @property
+    def are_native(self) -> bool:
+        """No part of a step runs as torch products."""
+        return all(getattr(self, field.name) for field in fields(self))
 
     @classmethod
     def on(cls, device: torch.device, dtype: torch.dtype) -> Self:

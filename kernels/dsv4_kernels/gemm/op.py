@@ -98,14 +98,14 @@ def packed_experts(
     """Route rows to the experts held here, sum in order of choice, add the shared expert of every row.
 
     x: [T, D]. topk_ids: [T, topk] int64, global. topk_weights: [T, topk] fp32. first_expert: id of the first one held.
-    shared: one expert without routing weight, or None. Returns: [T, D] of out_dtype. Raises: MemoryError.
+    shared: one expert without routing weight, or None. Returns: [T, D] of out_dtype.
     """
     everyone = None if shared is None else shared.native
     return ops.moe(x, topk_ids, topk_weights, first_expert, experts.native, everyone, out_dtype)
 
 
 def shared_expert(x: torch.Tensor, expert: PackedExperts) -> torch.Tensor:
-    """One expert over every row. x: [T, D]. Returns: [T, D] fp32. Raises: MemoryError."""
+    """One expert over every row. x: [T, D]. Returns: [T, D] fp32."""
     return ops.moe(x, None, None, 0, None, expert.native, torch.float32)
 
 

@@ -6,7 +6,6 @@
 
 #include <math.h>
 #include <omp.h>
-#include <stdlib.h>
 #include <string.h>
 
 INLINE __m512 swiglu16(__m512 gate, __m512 up, __m512 limit) {
@@ -100,41 +99,62 @@ INLINE void combine_row(const int64_t *pair_rows, long topk, const float *y, con
     }
 }
 
-/* The next `num_bytes` of a block of memory; with memory NULL only the place is counted. */
+/* Memory of one mixture, on multiples of 64 bytes. */
+typedef struct {
+    int64_t *counts, *pair_rows; /* [experts], [pairs] */
+    task_t *tasks;
+    void *xs;      /* [pairs, hidden] sorted by expert */
+    float *sorted; /* [pairs] */
+    void *mid, *shared_mid;
+    float *y, *shared_y;
+    long num_bytes;
+} scratch_t;
+
+/* The next `num_bytes` of it; with memory NULL only the place is counted. */
 static void *carve(char *memory, long *used, long num_bytes) {
     void *at = memory ? memory + *used : 0;
     *used += (num_bytes + 63) / 64 * 64;
     return at;
 }
 
+static long widest_of(long hidden, long inter, long shared_inter) {
+    long widest = hidden > inter ? hidden : inter;
+    return widest > shared_inter ? widest : shared_inter;
+}
+
+/* inter, shared_inter: 0 = no routed, no shared expert. */
+static scratch_t lay_out(char *memory, int dtype, long num_tokens, long hidden, long topk, long num, long inter, long shared_inter) {
+    long pairs = num_tokens * topk, size = size_of(dtype), shared_rows = shared_inter ? num_tokens : 0;
+    long panels = (pairs + num_tokens) / ROWS + num + 1, blocks = widest_of(hidden, inter, shared_inter) / LANES;
+    long groups = (blocks + BLOCKS - 1) / BLOCKS;
+    scratch_t s = {0};
+    s.counts = carve(memory, &s.num_bytes, num * sizeof(int64_t));
+    s.pair_rows = carve(memory, &s.num_bytes, pairs * sizeof(int64_t));
+    s.tasks = carve(memory, &s.num_bytes, panels * groups * sizeof(task_t));
+    s.xs = carve(memory, &s.num_bytes, pairs * hidden * size);
+    s.sorted = carve(memory, &s.num_bytes, pairs * sizeof(float));
+    s.mid = carve(memory, &s.num_bytes, pairs * inter * size);
+    s.y = carve(memory, &s.num_bytes, pairs * hidden * sizeof(float));
+    s.shared_mid = carve(memory, &s.num_bytes, shared_rows * shared_inter * size);
+    s.shared_y = carve(memory, &s.num_bytes, shared_rows * hidden * sizeof(float));
+    return s;
+}
+
+EXPORT long dsv4_moe_scratch_bytes(int dtype, long num_tokens, long hidden, long topk, long num, long inter, long shared_inter) {
+    return lay_out(0, dtype, num_tokens, hidden, topk, num, inter, shared_inter).num_bytes;
+}
+
 /* x [T, hidden] through the chosen experts of `routed`, of which ids [T, topk] (global) name those from `first` on, with
- * weights [T, topk], and through the one expert of `shared`; each may be NULL. out [T, hidden]. Returns 1 without memory. */
-EXPORT int dsv4_moe(int dtype, const void *x, long num_tokens, long hidden, const int64_t *ids, const float *weights, long topk,
-                    long first, const experts_t *routed, const experts_t *shared, void *out, int out_dtype) {
-    long pairs = routed ? num_tokens * topk : 0, num = routed ? routed->num : 0, size = size_of(dtype), row_bytes = hidden * size;
-    long widest = hidden;
-    if (routed && routed->inter > widest) widest = routed->inter;
-    if (shared && shared->inter > widest) widest = shared->inter;
-    long panels = (pairs + num_tokens) / ROWS + num + 1, groups = (widest / LANES + BLOCKS - 1) / BLOCKS;
-    rows_t in = {routed, 0, 0, 0, 0}, everyone = {shared, x, 0, 0, 0};
-    int64_t *counts = 0, *pair_rows = 0;
-    float *sorted = 0;
-    void *xs = 0;
-    task_t *tasks = 0;
-    char *memory = 0;
-    for (long used = 0, pass = 0; pass < 2; pass++, used = 0) {
-        counts = carve(memory, &used, num * sizeof(int64_t));
-        pair_rows = carve(memory, &used, pairs * sizeof(int64_t));
-        tasks = carve(memory, &used, panels * groups * sizeof(task_t));
-        xs = carve(memory, &used, pairs * row_bytes);
-        sorted = carve(memory, &used, pairs * sizeof(float));
-        in.mid = carve(memory, &used, routed ? pairs * routed->inter * size : 0);
-        in.y = carve(memory, &used, pairs * hidden * sizeof(float));
-        everyone.mid = carve(memory, &used, shared ? num_tokens * shared->inter * size : 0);
-        everyone.y = carve(memory, &used, shared ? num_tokens * hidden * sizeof(float) : 0);
-        if (!memory && !(memory = aligned_alloc(64, used))) return 1;
-    }
-    in.x = xs, in.weights = sorted;
+ * weights [T, topk], and through the one expert of `shared`; each may be NULL, then topk = 0. out [T, hidden]. scratch: on a
+ * multiple of 64, of dsv4_moe_scratch_bytes. */
+EXPORT void dsv4_moe(int dtype, const void *x, long num_tokens, long hidden, const int64_t *ids, const float *weights, long topk,
+                     long first, const experts_t *routed, const experts_t *shared, void *out, int out_dtype, char *scratch) {
+    long num = routed ? routed->num : 0, inter = routed ? routed->inter : 0, shared_inter = shared ? shared->inter : 0;
+    const scratch_t s = lay_out(scratch, dtype, num_tokens, hidden, topk, num, inter, shared_inter);
+    int64_t *counts = s.counts, *pair_rows = s.pair_rows;
+    task_t *tasks = s.tasks;
+    long pairs = num_tokens * topk, row_bytes = hidden * size_of(dtype), widest = widest_of(hidden, inter, shared_inter);
+    const rows_t in = {routed, s.xs, s.sorted, s.mid, s.y}, everyone = {shared, x, 0, s.shared_mid, s.shared_y};
     long total = sort_pairs(ids, pairs, first, num, counts, pair_rows), everywhere = num_tokens;
 #pragma omp parallel if ((total + num_tokens) * hidden * widest > PARALLEL_WORK)
     {
@@ -142,8 +162,8 @@ EXPORT int dsv4_moe(int dtype, const void *x, long num_tokens, long hidden, cons
 #pragma omp for schedule(static)
         for (long p = 0; p < pairs; p++) {
             if (pair_rows[p] < 0) continue;
-            memcpy((char *)xs + pair_rows[p] * row_bytes, (bytes_t)x + p / topk * row_bytes, row_bytes);
-            sorted[pair_rows[p]] = weights[p];
+            memcpy((char *)s.xs + pair_rows[p] * row_bytes, (bytes_t)x + p / topk * row_bytes, row_bytes);
+            s.sorted[pair_rows[p]] = weights[p];
         }
 #pragma omp single copyprivate(num_up)
         {
@@ -169,8 +189,6 @@ EXPORT int dsv4_moe(int dtype, const void *x, long num_tokens, long hidden, cons
             else combine_row(pair_rows + t * topk, routed ? topk : 0, in.y, row, hidden, out, t * hidden, F32);
         }
     }
-    free(memory);
-    return 0;
 }
 
 INLINE float sqrt_softplus1(float z) { return sqrtf((z > 0 ? z : 0) + log1pf(expf(-fabsf(z)))); }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from dsv4_kernels.native.build import NativeBuildError, build
+from dsv4_kernels.native.build import KERNELS, NativeBuildError, build
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,8 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "dsv4_store_rows": (_L, (_P, _L, _P, _P, _L, _L)),
     "dsv4_pool": (None, (_P, _P, _P, _L, _L, _L, _L, _I, _P)),
     "dsv4_index_scores": (None, (_I, _P, _P, _P, _L, _L, _L, _L, _P)),
-    "dsv4_moe": (_I, (_I, _P, _L, _L, _P, _P, _L, _L, _P, _P, _P, _I)),
+    "dsv4_moe": (None, (_I, _P, _L, _L, _P, _P, _L, _L, _P, _P, _P, _I, _P)),
+    "dsv4_moe_scratch_bytes": (_L, (_I, _L, _L, _L, _L, _L, _L)),
     "dsv4_pack_fp4": (_I, (_P, _L, _L, _L, _P, _P)),
     "dsv4_select_topk": (_I, (_P, _P, _L, _L, _L, _P)),
     "dsv4_route": (None, (_P, _P, _P, _L, _L, _L, _I, _F, _P, _P, _P)),
@@ -44,7 +45,7 @@ def load() -> ctypes.CDLL | None:
     if not _is_supported_processor():
         return None
     try:
-        path = build(Path.home() / ".cache" / "dsv4-kernels")
+        path = build(KERNELS, Path.home() / ".cache" / "dsv4-kernels")
         library = ctypes.CDLL(str(path))
     except (NativeBuildError, OSError) as err:
         logger.warning("native CPU kernels are not available, the slower torch ones run instead: %s", err)

@@ -1,6 +1,7 @@
 """Calls of the C kernels with tensors. Shapes and dtypes are the callers' duty."""
 
 import ctypes
+from functools import cache
 
 import torch
 
@@ -250,20 +251,29 @@ def moe(
     shared: ExpertSet | None,
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
-    """x: [T, D]. ids: [T, topk] int64. weights: [T, topk] fp32. Returns: [T, D]. Raises: MemoryError."""
+    """x: [T, D]. ids: [T, topk] int64. weights: [T, topk] fp32. Returns: [T, D]."""
     x = x.contiguous()
     ids, weights = ids if ids is None else ids.contiguous(), weights if weights is None else weights.contiguous()
     num_tokens, hidden = x.shape
+    topk = 0 if ids is None else ids.shape[1]
+    num, inter = (0, 0) if routed is None else (routed.num, routed.inter)
+    dtype, shared_inter = dtype_id(x.dtype), 0 if shared is None else shared.inter
     out = torch.empty(num_tokens, hidden, dtype=out_dtype)
-    failed = _library().dsv4_moe(
-        dtype_id(x.dtype), x.data_ptr(), num_tokens, hidden, None if ids is None else ids.data_ptr(),
-        None if weights is None else weights.data_ptr(), 0 if ids is None else ids.shape[1], first_expert,
+    scratch = torch.empty(
+        _moe_scratch_bytes(dtype, num_tokens, hidden, topk, num, inter, shared_inter), dtype=torch.uint8
+    )
+    _library().dsv4_moe(
+        dtype, x.data_ptr(), num_tokens, hidden, None if ids is None else ids.data_ptr(),
+        None if weights is None else weights.data_ptr(), topk, first_expert,
         None if routed is None else ctypes.addressof(routed), None if shared is None else ctypes.addressof(shared),
-        out.data_ptr(), dtype_id(out_dtype),
+        out.data_ptr(), dtype_id(out_dtype), scratch.data_ptr(),
     )  # fmt: skip
-    if failed:
-        raise MemoryError(f"no memory for the expert rows of {num_tokens} tokens")
     return out
+
+
+@cache
+def _moe_scratch_bytes(*sizes: int) -> int:
+    return _library().dsv4_moe_scratch_bytes(*sizes)  # type: ignore[no-any-return]
 
 
 def route(
