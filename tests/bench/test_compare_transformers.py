@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from dsv4_cluster.cli.main import app
@@ -13,12 +12,10 @@ QUANTITIES = ["prefill_40", "decode_b1", "decode_b8"]
 
 @pytest.fixture(scope="module")
 def stdout(checkpoint_dir) -> str:
-    threads = torch.get_num_threads()
     quick = ("--prefill", "40", "--context", "12", "--steps", "2", "--rounds", "1", "--threads", "1")
     result = CliRunner().invoke(
         app, ["bench", "compare-transformers", "--checkpoint", str(checkpoint_dir("toy", "bf16")), *quick, "--json"]
     )
-    torch.set_num_threads(threads)
     assert result.exit_code == 0, result.output
     return result.stdout
 
