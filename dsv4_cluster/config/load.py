@@ -23,6 +23,11 @@ def load_serve_file(path: str | Path) -> tuple[dict[str, Any], ClusterConfig]:
         raw = yaml.safe_load(Path(path).read_text())
     except FileNotFoundError as err:
         raise ConfigError(f"no config file {path}") from err
+    except IsADirectoryError as err:
+        raise ConfigError(
+            f"{path} is a directory, expected a Ray Serve config file like configs/dsv4.yaml; a checkpoint is named "
+            "in such a file, in args.model.path of its application, and the port in http_options"
+        ) from err
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as err:
         raise ConfigError(f"cannot read {path}: {err}") from err
     except RecursionError as err:

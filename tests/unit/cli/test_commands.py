@@ -165,6 +165,15 @@ def test_check_refuses_a_missing_checkpoint(config_file, tmp_path):
     assert dsv4("check", path).exit_code == 1
 
 
+@pytest.mark.parametrize("command", ["check", "serve"])
+def test_a_checkpoint_in_place_of_a_config_file_is_refused_with_where_it_belongs(command, toy_dir):
+    result = dsv4(command, toy_dir)
+
+    assert result.exit_code == 2
+    assert f"{toy_dir} is a directory, expected a Ray Serve config file like configs/dsv4.yaml" in result.stderr
+    assert "args.model.path" in result.stderr
+
+
 def test_a_taken_port_is_named(config_file):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
