@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from dsv4_kernels.norm import rms_norm
+from dsv4_kernels.norm import rms_norm, rms_norm_fp8
+from dsv4_kernels.quant import quantise_fp8
 
 
 @pytest.mark.parametrize("shape", [(0, 16), (1, 16), (5, 3, 16)])
@@ -48,3 +49,21 @@ def test_a_non_contiguous_input_gives_the_same_values():
 def test_a_weight_of_another_size_is_refused():
     with pytest.raises(ValueError, match=r"expected \(8,\)"):
         rms_norm(torch.zeros(1, 8), torch.ones(9), 1e-6)
+
+
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+def test_rows_for_an_fp8_product_are_the_rounded_norm_quantised(impl):
+    generator = torch.Generator().manual_seed(3)
+    x, weight = torch.randn(5, 256, generator=generator).bfloat16(), torch.randn(256, generator=generator)
+
+    rows = rms_norm_fp8(x, weight, 1e-6, impl=impl)
+
+    values, scales = quantise_fp8(rms_norm(x, weight, 1e-6, impl=impl), 128)
+    assert torch.equal(rows.values.view(torch.uint8), values.view(torch.uint8))
+    assert torch.equal(rows.scales, scales)
+
+
+@pytest.mark.parametrize("shape", [(2, 100), (256,), (1, 2, 128)])
+def test_rows_that_are_no_whole_groups_are_refused(shape):
+    with pytest.raises(ValueError, match="multiple of 128"):
+        rms_norm_fp8(torch.zeros(shape), None, 1e-6)
