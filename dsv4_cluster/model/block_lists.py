@@ -9,7 +9,7 @@ import torch
 
 from dsv4_cluster.kv.views import LayerCache
 from dsv4_cluster.model.step_index import Chunk, StepIndex, take
-from dsv4_kernels.attention import block_attention
+from dsv4_kernels.attention import BlockKeys, block_attention
 
 _ALIGN = 16  # columns and first positions are multiples of this
 _BLOCK_TOKENS = 16  # queries of a long chunk that share their lists
@@ -38,20 +38,8 @@ def attend_rows(
         num_visible = take(index.num_visible(cache.ratio), index.paged.rows)
         if is_selected:
             num_visible = torch.full_like(num_visible, entry_ids.shape[1])
-    return block_attention(
-        q,
-        block_tokens=1,
-        positions=positions,
-        num_visible=num_visible,
-        window_rows=window_rows,
-        window_ids=window_ids,
-        window_first=first,
-        entry_rows=entry_rows,
-        entry_ids=entry_ids,
-        window=index.window,
-        sink=sink,
-        scale=scale,
-    )
+    keys = BlockKeys(1, positions, window_rows, window_ids, first, index.window, entry_rows, entry_ids, num_visible)
+    return block_attention(q, keys, sink=sink, scale=scale)
 
 
 def attend_chunk(
@@ -81,20 +69,9 @@ def attend_chunk(
             slots = torch.where(picks >= 0, slots[picks.clamp(min=0)], -1)
             num_visible = torch.full_like(num_visible, picks.shape[1])
         entry_rows, entry_ids = cache.compressed.addressable(slots)
-    return block_attention(
-        q,
-        block_tokens=block_tokens,
-        positions=index.batch.positions[span.rows],
-        num_visible=num_visible,
-        window_rows=keys,
-        window_ids=ids,
-        window_first=first,
-        entry_rows=entry_rows,
-        entry_ids=entry_ids,
-        window=index.window,
-        sink=sink,
-        scale=scale,
-    )
+    positions = index.batch.positions[span.rows]
+    seen = BlockKeys(block_tokens, positions, keys, ids, first, index.window, entry_rows, entry_ids, num_visible)
+    return block_attention(q, seen, sink=sink, scale=scale)
 
 
 def pad_columns(ids: torch.Tensor) -> torch.Tensor:

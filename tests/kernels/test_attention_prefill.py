@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dsv4_kernels.attention.decode import decode_attention
+from dsv4_kernels.attention.keys import Ending
 from dsv4_kernels.attention.prefill import PoolKeys, WindowKeys, prefill_attention, prefill_attention_fp8, triton_impl
 from dsv4_kernels.attention.triton_core import Step
 from dsv4_kernels.kv.rows import PagedRows, RowFormat, page_bytes
@@ -122,8 +123,9 @@ def test_a_chunk_is_its_tokens_decoded_one_by_one(triton_device, generator):
     slots = window.begin[:, None] + torch.arange(WINDOW, device=triton_device)
 
     chunk = prefill_attention(q, window, entries, sink=None, cis=cis, scale=SCALE, impl="triton")
-    steps = decode_attention(q, [entries.pool, ring], [entries.slots, slots], [entries.counts, None], sink=None,
-                             cis=cis, scale=SCALE, num_splits=1, impl="triton")  # fmt: skip
+    steps = decode_attention(
+        q, [entries, PoolKeys(ring, slots)], sink=None, cis=cis, scale=SCALE, num_splits=1, impl="triton"
+    )
 
     assert torch.equal(chunk, steps)
 
@@ -170,7 +172,7 @@ def test_half_the_keys_a_step_leave_room_for_copies_two_steps_ahead(triton_devic
     q, cis = queries(2, 8, generator, triton_device)
     window, entries = _window(2, generator, triton_device), _entries(kind, 2, 100, generator, triton_device)
 
-    out = triton_impl.prefill_attention(q, window, entries, None, cis, SCALE, Step(32, 5))
+    out = triton_impl.prefill_attention(q, window, entries, Ending(None, cis, SCALE), Step(32, 5))
 
     _check(out, q, window, entries, None, cis)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dsv4_kernels.attention import block_attention
+from dsv4_kernels.attention import BlockKeys, block_attention
 from dsv4_kernels.compressor import pool_entries
 from dsv4_kernels.gemm import pack_experts, pack_weight, packed_experts, packed_linear, shared_expert
 from dsv4_kernels.indexer import index_scores, index_topk, select_topk
@@ -248,14 +248,11 @@ def test_attention_equals_the_reference_and_queries_keep_their_bits_in_any_block
 
     def run(block_tokens, impl):
         firsts = (torch.arange(start, start + num_tokens, block_tokens) - window + 1) // 16 * 16
-        seen = firsts.unsqueeze(1) + torch.arange(-(-(window + block_tokens + 14) // 16) * 16)
-        ids = torch.where(seen < keys.shape[0], seen, -1)
+        ids = firsts.unsqueeze(1) + torch.arange(-(-(window + block_tokens + 14) // 16) * 16)
+        ids = torch.where(ids < keys.shape[0], ids, -1)
         listed = torch.nn.functional.pad(torch.arange(30), (0, 2), value=-1)
-        return block_attention(
-            q, block_tokens=block_tokens, positions=positions, num_visible=num_visible, window_rows=keys,
-            window_ids=ids, window_first=firsts, entry_rows=entries, entry_ids=listed, window=window, sink=sink,
-            scale=0.2, impl=impl,
-        )  # fmt: skip
+        seen = BlockKeys(block_tokens, positions, keys, ids, firsts, window, entries, listed, num_visible)
+        return block_attention(q, seen, sink=sink, scale=0.2, impl=impl)
 
     close(run(16, "native"), run(1, "reference"), dtype)
     assert torch.equal(run(16, "native"), run(1, "native"))

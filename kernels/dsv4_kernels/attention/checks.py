@@ -2,14 +2,16 @@
 
 import torch
 
+from dsv4_kernels.attention.keys import Ending
 from dsv4_kernels.kv.rows import PagedRows
 
 DIM, ROPE = 512, 64
 OUT_GROUP = 128  # values of an FP8 result per scale
 
 
-def check_queries(q: torch.Tensor, sink: torch.Tensor | None, cis: torch.Tensor | None) -> None:
-    """Raises: ValueError unless q is [T, H, 512] bf16, sink [H] and cis [T, 32]."""
+def check_queries(q: torch.Tensor, ending: Ending) -> None:
+    """Raises: ValueError unless q is [T, H, 512] bf16, and the ending's sink [H] and cis [T, 32]."""
+    sink, cis = ending.sink, ending.cis
     if q.dtype != torch.bfloat16 or q.dim() != 3 or q.shape[2] != DIM:
         raise ValueError(f"q is {q.dtype} {tuple(q.shape)}, expected bf16 [T, H, {DIM}]")
     if sink is not None and tuple(sink.shape) != (q.shape[1],):

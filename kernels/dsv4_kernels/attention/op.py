@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from dsv4_kernels.attention import native, reference
+from dsv4_kernels.attention.keys import BlockKeys
 from dsv4_kernels.dispatch import AUTO, choose
 from dsv4_kernels.kv.rows import PagedRows
 
@@ -61,42 +62,21 @@ def masked_attention(
 
 
 def block_attention(
-    q: torch.Tensor,
-    *,
-    block_tokens: int,
-    positions: torch.Tensor,
-    num_visible: torch.Tensor | None,
-    window_rows: torch.Tensor,
-    window_ids: torch.Tensor,
-    window_first: torch.Tensor,
-    entry_rows: torch.Tensor | None,
-    entry_ids: torch.Tensor | None,
-    window: int,
-    sink: torch.Tensor | None,
-    scale: float,
-    impl: str = AUTO,
+    q: torch.Tensor, keys: BlockKeys, *, sink: torch.Tensor | None, scale: float, impl: str = AUTO
 ) -> torch.Tensor:
-    """The same softmax for queries in blocks of `block_tokens`, each block with its own list of rows.
+    """The same softmax for queries in blocks, each block with its own list of rows.
 
-    q: [T, H, dim], rotated. positions: [T] int64, absolute. window_rows: [N, dim] of q's dtype. window_ids: [blocks, C]
-    int64 row numbers, -1 = none; column c of a block is position window_first[block] + c, and a query at t sees the
-    last `window` positions up to t. entry_rows: [M, dim] or None. entry_ids: [blocks, K], or [K] for one list of all
-    blocks; column c is visible when c < num_visible [T]. window_first: [blocks] int64, multiples of 16; C and K are
-    multiples of 16. sink: [H] fp32 raw logits, or None.
+    q: [T, H, dim], rotated. sink: [H] fp32 raw logits, or None.
     Returns: [T, H, dim] of q's dtype; natively a query's bits do not depend on its block.
     Raises: ValueError when shapes disagree.
     """
-    num_blocks = -(-q.shape[0] // block_tokens)
-    if window_ids.shape[0] != num_blocks or window_first.shape[0] != num_blocks:
+    num_blocks = -(-q.shape[0] // keys.block_tokens)
+    if keys.window_ids.shape[0] != num_blocks or keys.window_first.shape[0] != num_blocks:
         raise ValueError(
-            f"{num_blocks} blocks, but window lists {tuple(window_ids.shape)}, {tuple(window_first.shape)}"
+            f"{num_blocks} blocks, but window lists {tuple(keys.window_ids.shape)}, {tuple(keys.window_first.shape)}"
         )
-    _check(q, [positions.shape[0]], sink)
-    module = _IMPLEMENTATIONS[choose("attention", q.device, q.dtype, impl)]
-    return module.block_attention(
-        q, block_tokens, positions, num_visible, window_rows, window_ids, window_first, entry_rows, entry_ids, window,
-        sink, scale,
-    )  # fmt: skip
+    _check(q, [keys.positions.shape[0]], sink)
+    return _IMPLEMENTATIONS[choose("attention", q.device, q.dtype, impl)].block_attention(q, keys, sink, scale)
 
 
 def _check(q: torch.Tensor, num_rows: list[int], sink: torch.Tensor | None) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from dsv4_kernels.attention.keys import BlockKeys
 from dsv4_kernels.kv.rows import PagedRows
 
 
@@ -80,32 +81,19 @@ def _round(weights: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return weights.to(q.dtype).float()
 
 
-def block_attention(
-    q: torch.Tensor,
-    block_tokens: int,
-    positions: torch.Tensor,
-    num_visible: torch.Tensor | None,
-    window_rows: torch.Tensor,
-    window_ids: torch.Tensor,
-    window_first: torch.Tensor,
-    entry_rows: torch.Tensor | None,
-    entry_ids: torch.Tensor | None,
-    window: int,
-    sink: torch.Tensor | None,
-    scale: float,
-) -> torch.Tensor:
+def block_attention(q: torch.Tensor, keys: BlockKeys, sink: torch.Tensor | None, scale: float) -> torch.Tensor:
     out = torch.empty_like(q)
-    for block, first in enumerate(range(0, q.shape[0], block_tokens)):
-        tokens = slice(first, first + block_tokens)
-        position = positions[tokens].unsqueeze(1)
-        ids = window_ids[block]
-        column = window_first[block] + torch.arange(ids.shape[0], device=q.device)
-        kv = [window_rows[ids.clamp(min=0)].masked_fill((ids < 0).unsqueeze(1), 0.0)]
-        masks = [(ids >= 0) & (column <= position) & (column > position - window)]
-        if entry_rows is not None and entry_ids is not None and num_visible is not None:
-            ids = entry_ids if entry_ids.dim() == 1 else entry_ids[block]
+    for block, first in enumerate(range(0, q.shape[0], keys.block_tokens)):
+        tokens = slice(first, first + keys.block_tokens)
+        position = keys.positions[tokens].unsqueeze(1)
+        ids = keys.window_ids[block]
+        column = keys.window_first[block] + torch.arange(ids.shape[0], device=q.device)
+        kv = [keys.window_rows[ids.clamp(min=0)].masked_fill((ids < 0).unsqueeze(1), 0.0)]
+        masks = [(ids >= 0) & (column <= position) & (column > position - keys.window)]
+        if keys.entry_rows is not None and keys.entry_ids is not None and keys.num_visible is not None:
+            ids = keys.entry_ids if keys.entry_ids.dim() == 1 else keys.entry_ids[block]
             column = torch.arange(ids.shape[0], device=q.device)
-            kv.append(entry_rows[ids.clamp(min=0)].masked_fill((ids < 0).unsqueeze(1), 0.0))
-            masks.append((ids >= 0) & (column < num_visible[tokens].unsqueeze(1)))
+            kv.append(keys.entry_rows[ids.clamp(min=0)].masked_fill((ids < 0).unsqueeze(1), 0.0))
+            masks.append((ids >= 0) & (column < keys.num_visible[tokens].unsqueeze(1)))
         out[tokens] = masked_attention(q[tokens], kv, masks, sink, scale)
     return out

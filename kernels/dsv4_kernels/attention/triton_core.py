@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from dsv4_kernels.attention.keys import Ending
 from dsv4_kernels.quant.triton_codec import fp8_group_code, to_e4m3
 
 DIM = tl.constexpr(512)
@@ -40,6 +41,11 @@ def empty_fp8(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     num_tokens, num_columns = q.shape[0], q.shape[1] * q.shape[2]
     values = torch.empty((num_tokens, num_columns), dtype=torch.float8_e4m3fn, device=q.device)
     return values, torch.empty((num_tokens, num_columns // OUT_GROUP.value), dtype=torch.uint8, device=q.device)
+
+
+def turns_of(ending: Ending) -> torch.Tensor | None:
+    """[T, 32, 2] fp32, the rotations of the queries' positions."""
+    return None if ending.cis is None else torch.view_as_real(ending.cis).contiguous()
 
 
 @triton.jit

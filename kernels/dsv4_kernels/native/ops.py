@@ -2,10 +2,14 @@
 
 import ctypes
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 
 from dsv4_kernels.native.library import dtype_id, load
+
+if TYPE_CHECKING:
+    from dsv4_kernels.attention.keys import BlockKeys
 
 LANES = 16  # the kernels work on this many values side by side
 MAX_HEAD_BYTES = 4096  # of one cache row
@@ -16,6 +20,10 @@ def _library() -> ctypes.CDLL:
     library = load()
     assert library is not None, "ask is_available() first"
     return library
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
@@ -101,7 +109,7 @@ def hc_pre(
     post, comb = torch.empty(num_mixes, 4), torch.empty(num_mixes, 4, 4)
     _library().dsv4_hc_pre(
         dtype_id(x.dtype), x.data_ptr(), num_tokens, dim, fn.data_ptr(), scale.data_ptr(), base.data_ptr(),
-        None if norm_weight is None else norm_weight.data_ptr(), num_iters, eps, norm_eps, y.data_ptr(),
+        _address(norm_weight), num_iters, eps, norm_eps, y.data_ptr(),
         None if is_head else post.data_ptr(), None if is_head else comb.data_ptr(),
     )  # fmt: skip
     return y, post, comb
@@ -137,42 +145,27 @@ def norm_rope(
     if rows:
         _library().dsv4_norm_rope(
             dtype_id(x.dtype), x.data_ptr(), out.data_ptr(), rows, dim,
-            None if weight is None else weight.data_ptr(), -1.0 if eps is None else eps,
-            None if cis is None else cis.data_ptr(), 0 if cis is None else cis.shape[-1], rows // x.shape[0],
+            _address(weight), -1.0 if eps is None else eps,
+            _address(cis), 0 if cis is None else cis.shape[-1], rows // x.shape[0],
             int(inverse),
         )  # fmt: skip
     return out
 
 
-def attention(
-    q: torch.Tensor,
-    block_tokens: int,
-    positions: torch.Tensor,
-    num_visible: torch.Tensor | None,
-    window_rows: torch.Tensor,
-    window_ids: torch.Tensor,
-    window_first: torch.Tensor,
-    entry_rows: torch.Tensor | None,
-    entry_ids: torch.Tensor | None,
-    window: int,
-    sink: torch.Tensor | None,
-    scale: float,
-) -> torch.Tensor:
+def attention(q: torch.Tensor, keys: "BlockKeys", sink: torch.Tensor | None, scale: float) -> torch.Tensor:
     """See attention/op.py: block_attention. Raises: MemoryError."""
     q = q.contiguous()
     out = torch.empty_like(q)
-    is_shared = entry_ids is not None and entry_ids.dim() == 1
-    columns = 0 if entry_ids is None else entry_ids.shape[-1]
+    is_shared = keys.entry_ids is not None and keys.entry_ids.dim() == 1
+    columns = 0 if keys.entry_ids is None else keys.entry_ids.shape[-1]
     failed = _library().dsv4_attention(
-        dtype_id(q.dtype), q.data_ptr(), out.data_ptr(), q.shape[0], block_tokens, positions.data_ptr(),
-        None if num_visible is None else num_visible.data_ptr(), q.shape[1], q.shape[2],
-        window_rows.data_ptr(), window_ids.data_ptr(), window_ids.shape[1],
-        None if entry_rows is None else entry_rows.data_ptr(), None if entry_ids is None else entry_ids.data_ptr(),
-        columns, 0 if is_shared else columns, window_first.data_ptr(), window,
-        None if sink is None else sink.data_ptr(), scale,
+        dtype_id(q.dtype), q.data_ptr(), out.data_ptr(), q.shape[0], keys.block_tokens, keys.positions.data_ptr(),
+        _address(keys.num_visible), q.shape[1], q.shape[2], keys.window_rows.data_ptr(), keys.window_ids.data_ptr(),
+        keys.window_ids.shape[1], _address(keys.entry_rows), _address(keys.entry_ids), columns,
+        0 if is_shared else columns, keys.window_first.data_ptr(), keys.window, _address(sink), scale,
     )  # fmt: skip
     if failed:
-        raise MemoryError(f"no memory for the logits of {block_tokens} tokens x {q.shape[1]} heads")
+        raise MemoryError(f"no memory for the logits of {keys.block_tokens} tokens x {q.shape[1]} heads")
     return out
 
 
@@ -263,8 +256,8 @@ def moe(
         _moe_scratch_bytes(dtype, num_tokens, hidden, topk, num, inter, shared_inter), dtype=torch.uint8
     )
     _library().dsv4_moe(
-        dtype, x.data_ptr(), num_tokens, hidden, None if ids is None else ids.data_ptr(),
-        None if weights is None else weights.data_ptr(), topk, first_expert,
+        dtype, x.data_ptr(), num_tokens, hidden, _address(ids),
+        _address(weights), topk, first_expert,
         None if routed is None else ctypes.addressof(routed), None if shared is None else ctypes.addressof(shared),
         out.data_ptr(), dtype_id(out_dtype), scratch.data_ptr(),
     )  # fmt: skip
@@ -291,8 +284,8 @@ def route(
     scores, ids = torch.empty_like(logits), torch.empty(num_tokens, topk, dtype=torch.int64)
     weights = torch.empty(num_tokens, topk)
     _library().dsv4_route(
-        logits.data_ptr(), None if bias is None else bias.data_ptr(),
-        None if fixed_ids is None else fixed_ids.data_ptr(), num_tokens, num_experts, topk, int(renormalise), scaling,
+        logits.data_ptr(), _address(bias),
+        _address(fixed_ids), num_tokens, num_experts, topk, int(renormalise), scaling,
         scores.data_ptr(), ids.data_ptr(), weights.data_ptr(),
     )  # fmt: skip
     return ids, weights

@@ -7,6 +7,7 @@ import torch
 
 from dsv4_kernels.attention.decode import triton_impl
 from dsv4_kernels.attention.decode.op import decode_attention, decode_attention_fp8
+from dsv4_kernels.attention.keys import Ending, PoolKeys
 from dsv4_kernels.attention.triton_core import Step
 from dsv4_kernels.bench_case import KernelCase, Roof
 from dsv4_kernels.kv.rows import PagedRows, RowFormat
@@ -48,24 +49,28 @@ def _case(
             order = torch.rand(num_seqs, entries, generator=generator, device=device).argsort(1)[:, :selected]
             angle = randn(num_seqs, 32)
             return (
-                randn(num_seqs, _HEADS, 512).bfloat16(), [pool(num_seqs * _RING, _RING),
-                pool(num_seqs * entries, _ENTRIES_PER_PAGE)], [window, sequence * entries + order], [None, None],
-                randn(_HEADS), torch.polar(torch.ones_like(angle), angle),
-            )  # fmt: skip
+                randn(num_seqs, _HEADS, 512).bfloat16(),
+                [
+                    PoolKeys(pool(num_seqs * _RING, _RING), window),
+                    PoolKeys(pool(num_seqs * entries, _ENTRIES_PER_PAGE), sequence * entries + order),
+                ],
+                randn(_HEADS),
+                torch.polar(torch.ones_like(angle), angle),
+            )
 
         return [one() for _ in range(max(2, min(_MAX_SETS, _ROTATE_BYTES // moved)))]
 
     def run(inputs: tuple[Any, ...]) -> torch.Tensor:
-        q, pools, slots, counts, sink, cis = inputs
-        return decode_attention(q, pools, slots, counts, sink=sink, cis=cis, scale=512**-0.5)
+        q, keys, sink, cis = inputs
+        return decode_attention(q, keys, sink=sink, cis=cis, scale=512**-0.5)
 
     def run_steps(step: Step, inputs: tuple[Any, ...]) -> torch.Tensor:
-        q, pools, slots, counts, sink, cis = inputs
-        return triton_impl.decode_attention(q, pools, slots, counts, sink, cis, 512**-0.5, None, step)
+        q, keys, sink, cis = inputs
+        return triton_impl.decode_attention(q, keys, Ending(sink, cis, 512**-0.5), None, step)
 
     def run_fp8(inputs: tuple[Any, ...]) -> torch.Tensor:
-        q, pools, slots, counts, sink, cis = inputs
-        return decode_attention_fp8(q, pools, slots, counts, sink=sink, cis=cis, scale=512**-0.5).values
+        q, keys, sink, cis = inputs
+        return decode_attention_fp8(q, keys, sink=sink, cis=cis, scale=512**-0.5).values
 
     return KernelCase(
         name=f"attention decode {name}", shape=f"{num_seqs} sequences, {_HEADS} heads, {keys} keys",

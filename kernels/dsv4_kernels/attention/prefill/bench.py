@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 
 from dsv4_kernels.attention.decode.bench import STEPS
+from dsv4_kernels.attention.keys import Ending
 from dsv4_kernels.attention.prefill import PoolKeys, WindowKeys, prefill_attention, prefill_attention_fp8, triton_impl
 from dsv4_kernels.attention.triton_core import Step
 from dsv4_kernels.bench_case import KernelCase
@@ -59,7 +60,7 @@ def _case(name: str, num_tokens: int, num_entries: int, seen: int, kind: Kind) -
 
     def run_steps(step: Step, inputs: tuple[Any, ...]) -> torch.Tensor:
         q, window, entries, sink, cis = inputs
-        return triton_impl.prefill_attention(q, window, entries, sink, cis, _DIM**-0.5, step)
+        return triton_impl.prefill_attention(q, window, entries, Ending(sink, cis, _DIM**-0.5), step)
 
     def run_fp8(inputs: tuple[Any, ...]) -> torch.Tensor:
         q, window, entries, sink, cis = inputs

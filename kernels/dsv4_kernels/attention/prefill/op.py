@@ -3,7 +3,7 @@
 import torch
 
 from dsv4_kernels.attention.checks import DIM, check_pool, check_queries
-from dsv4_kernels.attention.prefill.keys import PoolKeys, WindowKeys
+from dsv4_kernels.attention.keys import Ending, PoolKeys, WindowKeys
 from dsv4_kernels.dispatch import AUTO, implementation
 from dsv4_kernels.quant import Fp8Rows
 
@@ -26,9 +26,9 @@ def prefill_attention(
     Returns: [T, H, 512] bf16; zero for a token without keys. Batch-invariant.
     Raises: ValueError when shapes, dtypes or formats do not fit.
     """
-    _check(q, window, entries, sink, cis)
+    ending = _checked(q, window, entries, Ending(sink, cis, scale))
     module = implementation("attention.prefill", q.device, q.dtype, impl)
-    result: torch.Tensor = module.prefill_attention(q, window, entries, sink, cis, scale)
+    result: torch.Tensor = module.prefill_attention(q, window, entries, ending)
     return result
 
 
@@ -46,19 +46,13 @@ def prefill_attention_fp8(
 
     Returns: E4M3 values [T, H * 512] with scales [T, H * 4].
     """
-    _check(q, window, entries, sink, cis)
+    ending = _checked(q, window, entries, Ending(sink, cis, scale))
     module = implementation("attention.prefill", q.device, q.dtype, impl)
-    return Fp8Rows(*module.prefill_attention_fp8(q, window, entries, sink, cis, scale))
+    return Fp8Rows(*module.prefill_attention_fp8(q, window, entries, ending))
 
 
-def _check(
-    q: torch.Tensor,
-    window: WindowKeys,
-    entries: PoolKeys | None,
-    sink: torch.Tensor | None,
-    cis: torch.Tensor | None,
-) -> None:
-    check_queries(q, sink, cis)
+def _checked(q: torch.Tensor, window: WindowKeys, entries: PoolKeys | None, ending: Ending) -> Ending:
+    check_queries(q, ending)
     num_tokens = q.shape[0]
     if window.rows.dtype != q.dtype or window.rows.dim() != 2 or window.rows.shape[1] != DIM:
         raise ValueError(f"window rows are {window.rows.dtype} {tuple(window.rows.shape)}, expected bf16 [N, {DIM}]")
@@ -67,8 +61,9 @@ def _check(
             f"window ranges {tuple(window.begin.shape)}, {tuple(window.end.shape)} do not fit {num_tokens} tokens"
         )
     if entries is None:
-        return
+        return ending
     check_pool(entries.pool)
     shape, counts = tuple(entries.slots.shape), entries.counts
     if len(shape) != 2 or shape[0] not in (1, num_tokens) or (counts is not None and counts.shape != (num_tokens,)):
         raise ValueError(f"slots {shape} or counts do not fit {num_tokens} tokens")
+    return ending

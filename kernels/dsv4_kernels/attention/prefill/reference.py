@@ -3,7 +3,7 @@
 import torch
 
 from dsv4_kernels.attention.checks import OUT_GROUP
-from dsv4_kernels.attention.prefill.keys import PoolKeys, WindowKeys
+from dsv4_kernels.attention.keys import Ending, PoolKeys, WindowKeys
 from dsv4_kernels.attention.reference import masked_attention, named_slots
 from dsv4_kernels.quant.reference import quantise_fp8
 from dsv4_kernels.rope.reference import apply_rope_
@@ -11,14 +11,7 @@ from dsv4_kernels.rope.reference import apply_rope_
 _TILE = 64  # queries whose pool rows are gathered at once
 
 
-def prefill_attention(
-    q: torch.Tensor,
-    window: WindowKeys,
-    entries: PoolKeys | None,
-    sink: torch.Tensor | None,
-    cis: torch.Tensor | None,
-    scale: float,
-) -> torch.Tensor:
+def prefill_attention(q: torch.Tensor, window: WindowKeys, entries: PoolKeys | None, ending: Ending) -> torch.Tensor:
     out = torch.empty_like(q)
     row = torch.arange(window.rows.shape[0], device=q.device)
     for first in range(0, q.shape[0], _TILE):
@@ -30,17 +23,12 @@ def prefill_attention(
             named = named_slots(entries.pool, slots, None if entries.counts is None else entries.counts[part])
             kv.append(entries.pool.gather(named))
             masks.append(named >= 0)
-        out[part] = masked_attention(q[part], kv, masks, sink, scale)
-    return out if cis is None else apply_rope_(out, cis[:, None], inverse=True)
+        out[part] = masked_attention(q[part], kv, masks, ending.sink, ending.scale)
+    return out if ending.cis is None else apply_rope_(out, ending.cis[:, None], inverse=True)
 
 
 def prefill_attention_fp8(
-    q: torch.Tensor,
-    window: WindowKeys,
-    entries: PoolKeys | None,
-    sink: torch.Tensor | None,
-    cis: torch.Tensor | None,
-    scale: float,
+    q: torch.Tensor, window: WindowKeys, entries: PoolKeys | None, ending: Ending
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    out = prefill_attention(q.float(), window, entries, sink, cis, scale)
+    out = prefill_attention(q.float(), window, entries, ending)
     return quantise_fp8(out.flatten(1), OUT_GROUP)

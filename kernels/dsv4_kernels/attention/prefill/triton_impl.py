@@ -8,9 +8,9 @@ from typing import Any
 import torch
 import triton
 
-from dsv4_kernels.attention.prefill.keys import PoolKeys, WindowKeys
+from dsv4_kernels.attention.keys import Ending, PoolKeys, WindowKeys
 from dsv4_kernels.attention.prefill.triton_kernels import prefill_kernel
-from dsv4_kernels.attention.triton_core import DEFAULT_STEP, ROW_BYTES, Step, empty_fp8
+from dsv4_kernels.attention.triton_core import DEFAULT_STEP, ROW_BYTES, Step, empty_fp8, turns_of
 from dsv4_kernels.kv.triton_rows import pool_views
 from dsv4_kernels.triton_pdl import uses_ptx
 
@@ -18,34 +18,22 @@ _HEADS = 64  # of one program, the row operand of the tensor core; fewer are pad
 
 
 def prefill_attention(
-    q: torch.Tensor,
-    window: WindowKeys,
-    entries: PoolKeys | None,
-    sink: torch.Tensor | None,
-    cis: torch.Tensor | None,
-    scale: float,
-    step: Step = DEFAULT_STEP,
+    q: torch.Tensor, window: WindowKeys, entries: PoolKeys | None, ending: Ending, step: Step = DEFAULT_STEP
 ) -> torch.Tensor:
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    _launch(q, window, entries, sink, cis, scale, step, out, None)
+    _launch(q, window, entries, ending, step, out, None)
     return out
 
 
 def prefill_attention_fp8(
-    q: torch.Tensor,
-    window: WindowKeys,
-    entries: PoolKeys | None,
-    sink: torch.Tensor | None,
-    cis: torch.Tensor | None,
-    scale: float,
-    step: Step = DEFAULT_STEP,
+    q: torch.Tensor, window: WindowKeys, entries: PoolKeys | None, ending: Ending, step: Step = DEFAULT_STEP
 ) -> tuple[torch.Tensor, torch.Tensor]:
     out, codes = empty_fp8(q)
-    _launch(q, window, entries, sink, cis, scale, step, out, codes)
+    _launch(q, window, entries, ending, step, out, codes)
     return out, codes
 
 
-def _launch(q, window, entries, sink, cis, scale, step, out, codes) -> None:
+def _launch(q, window, entries, ending, step, out, codes) -> None:
     """Fills `out` in bf16, or with `codes` in E4M3 and scale bytes."""
     num_tokens, num_heads, _ = q.shape
     if num_tokens == 0:
@@ -61,8 +49,8 @@ def _launch(q, window, entries, sink, cis, scale, step, out, codes) -> None:
             slots.shape[1] if slots.shape[0] > 1 else 0, views.num_slots, views.page_bytes // ROW_BYTES.value,
         )  # fmt: skip
     prefill_kernel[(num_tokens, triton.cdiv(num_heads, _HEADS))](
-        q.contiguous(), rows, window.begin.contiguous(), window.end.contiguous(), rows.shape[0], *pool, sink,
-        None if cis is None else torch.view_as_real(cis).contiguous(), out, codes, num_heads, scale / math.log(2),
-        ROWS=rows_per_page, KIND=kind, HEADS=_HEADS, KEYS=step.keys, USE_PTX=ptx, num_warps=8,
+        q.contiguous(), rows, window.begin.contiguous(), window.end.contiguous(), rows.shape[0], *pool,
+        ending.sink, turns_of(ending), out, codes, num_heads, ending.scale / math.log(2), ROWS=rows_per_page, KIND=kind,
+        HEADS=_HEADS, KEYS=step.keys, USE_PTX=ptx, num_warps=8,
         num_stages=step.stages, launch_pdl=ptx,
     )  # fmt: skip
