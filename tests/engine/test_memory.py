@@ -107,6 +107,7 @@ print(json.dumps({
     "measured": memory()["VmHWM"] - before,
     "planned": plan.step_peak + plan.allocator,
     "num_generated": len(output.token_ids),
+    "has_arena": freed_memory.open_arena() is not None,
 }))
 """
 
@@ -138,9 +139,11 @@ def measure(toy_dir):
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 @pytest.mark.parametrize("num_tokens", [8192, LONG])
 def test_a_prompt_runs_within_the_planned_memory_and_takes_nearly_all_of_it(num_tokens, dtype, measure):
+    """Without a C++ compiler there is no arena, and the plan is a bound only."""
     result = measure(num_tokens, dtype)
 
-    assert result["measured"] <= result["planned"] <= 1.15 * result["measured"], result
+    assert result["measured"] <= result["planned"], result
+    assert result["planned"] <= 1.15 * result["measured"] or not result["has_arena"], result
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])

@@ -1,7 +1,7 @@
 """Every implementation that this machine can run is tested; what needs a GPU carries the marker `gpu`.
 
-The C kernels need AVX-512 BF16 and a C compiler. Without them there is nothing of theirs to collect, and
-`test_dispatch.py` checks that the references run instead. Triton kernels run in the interpreter (fixture
+The C kernels need AVX-512 BF16 and a C compiler, the arena a C++ compiler. Without them there is nothing of theirs to
+collect, and `test_dispatch.py` checks that the references run instead. Triton kernels run in the interpreter (fixture
 `triton_device`, which has a second form on the GPU) and are compiled for sm_90a; see docs/kernels.md.
 """
 
@@ -11,10 +11,13 @@ import pytest
 import torch
 import triton
 
+from dsv4_kernels.native.build import ARENA, KERNELS, find_compiler
 from dsv4_kernels.native.library import is_available
 from tests.kit.triton_interpreter import interpreted
 
-collect_ignore = [] if is_available(torch.device("cpu"), torch.float32) else ["test_native.py", "test_native_build.py"]
+collect_ignore = [] if is_available(torch.device("cpu"), torch.float32) else ["test_native.py"]
+collect_ignore += [] if find_compiler(ARENA) else ["test_arena.py"]
+collect_ignore += [] if find_compiler(ARENA) and find_compiler(KERNELS) else ["test_native_build.py"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

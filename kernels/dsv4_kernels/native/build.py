@@ -58,9 +58,14 @@ ARENA = Recipe(
 )
 
 
+def find_compiler(recipe: Recipe) -> str | None:
+    """Path of the first of its compilers that is installed."""
+    return next(filter(None, map(shutil.which, recipe.compilers)), None)
+
+
 def build(recipe: Recipe, cache_dir: Path) -> Path:
     """Path of the shared library, compiled if it is not in `cache_dir` yet. Raises: NativeBuildError."""
-    compiler = next(filter(None, map(shutil.which, recipe.compilers)), None)
+    compiler = find_compiler(recipe)
     if compiler is None:
         raise NativeBuildError(f"no compiler found, looked for {', '.join(recipe.compilers)}")
     library = cache_dir / f"dsv4-{recipe.name}-{_build_id(recipe, compiler)}.so"
