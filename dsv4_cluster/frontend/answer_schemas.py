@@ -52,6 +52,7 @@ EVENT: Schema = {
     "properties": {"event": STRING, "data": {**STRING, "description": "JSON, or [DONE]"}},
     "required": ["data"],
 }
+_REASONING = answer({"reasoning_tokens": _COUNT})
 _COUNTS: dict[str, Schema] = {
     "prompt_tokens": _COUNT,
     "completion_tokens": _COUNT,
@@ -59,8 +60,8 @@ _COUNTS: dict[str, Schema] = {
     "prompt_tokens_details": answer({"cached_tokens": _COUNT}),
     "prompt_cache_hit_tokens": _COUNT,
     "prompt_cache_miss_tokens": _COUNT,
+    "completion_tokens_details": _REASONING,
 }
-_REASONING = answer({"reasoning_tokens": _COUNT})
 _RESPONSE_USAGE = answer(
     {
         "input_tokens": _COUNT,
@@ -98,7 +99,7 @@ CHAT_COMPLETION = answer(
             ),
             least=1,
         ),
-        "usage": answer({**_COUNTS, "completion_tokens_details": _REASONING}),
+        "usage": answer(_COUNTS),
         "system_fingerprint": or_null(STRING),
     }
 )

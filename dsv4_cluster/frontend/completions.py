@@ -166,6 +166,7 @@ class _Answer:
             "completion_tokens": num_completion,
             "total_tokens": num_prompt + num_completion,
             "prompt_tokens_details": {"cached_tokens": num_cached},
+            "completion_tokens_details": {"reasoning_tokens": 0},  # a text without a chat has no thoughts
             "prompt_cache_hit_tokens": num_cached,
             "prompt_cache_miss_tokens": num_prompt - num_cached,
         }

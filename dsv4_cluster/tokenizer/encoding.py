@@ -88,12 +88,15 @@ class ChatCodec:
             raise self._located(err, family.client_schemas(body)) from err
         except (ValueError, OverflowError, RecursionError) as err:
             raise InvalidRequestError(_reason(err)) from err
+        parsing = rendering.parsing
+        # Of two that end with the same character the parser takes the first: the longest, as `StopText` does.
+        parsing.stop_sequences = sorted(parsing.stop_sequences, key=len, reverse=True)
         token_ids = tuple(self._encoding.encode(rendering.conversation))
         options = conversion.inference_options
         check_context(len(token_ids), options.max_tokens, context_limit)
         return ChatPrompt(
             conversion=conversion,
-            parsing=rendering.parsing,
+            parsing=parsing,
             make_generator=make_generator,
             model=str(body["model"]),
             token_ids=token_ids,
@@ -104,12 +107,12 @@ class ChatCodec:
             asked_top_p=body.get("top_p"),
             seed=options.seed,
             num_logprobs=(options.top_logprobs or 0) if options.logprobs else None,
-            stop_strings=tuple(conversion.parsing_options.stop_sequences),
-            is_thinking=_starts_in_thoughts(rendering.parsing),
+            stop_strings=tuple(parsing.stop_sequences),
+            is_thinking=_starts_in_thoughts(parsing),
             is_stream=conversion.stream,
             structured=answer_form(
                 options.output_constraint,
-                rendering.parsing,
+                parsing,
                 family.client_schemas(body),
                 is_call_forced=free is not None,
                 is_single_call=is_single_call,

@@ -26,6 +26,7 @@ def test_a_whole_answer_has_text_and_usage(client, service):
     assert answer.object == "text_completion"
     assert answer.usage.prompt_tokens == len(service.requests[0].prompt_token_ids)
     assert answer.usage.completion_tokens == len(tokens_of(" upon a time 🎉"))
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 0
 
 
 def test_a_text_prompt_starts_with_bos_and_spelled_special_tokens_stay_text(client, service):

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from dsv4_cluster.tokenizer.completion_output import CompletionOutput
 from tests.kit.answers import Answer, prompt_of, streamed_answer, whole_answer
 from tests.kit.codec import chunks_of, load_codec, tokens_of
 from tests.kit.golden_completions import MARK
@@ -74,9 +75,22 @@ def test_a_stop_string_is_found_whichever_tokens_spell_the_text():
 
         as_special, as_plain = (answer(ids, stop=stops, **OFF) for ids in (tokens_of(text), by_character(text)))
 
-        ends = [(text.find(stop) + len(stop), number) for number, stop in enumerate(stops) if stop in text]
-        end, number = min(ends)  # the first one to end; of several, the first of the list
-        assert as_special["content"] == as_plain["content"] == text[: end - len(stops[number])], (text, stops)
+        ends = [(text.find(stop) + len(stop), text.find(stop)) for stop in stops if stop in text]
+        _, start = min(ends)  # the first one to end; of several, the longest
+        assert as_special["content"] == as_plain["content"] == text[:start], (text, stops)
+
+
+@pytest.mark.parametrize("stops", [["c", "bc", "abcd"], ["abcd", "bc", "c"]])
+@pytest.mark.parametrize("text", ["xabcd", "xab<think>", "x<think>bc"])
+def test_of_stop_strings_that_end_together_the_longest_cuts_a_chat_and_a_completion(text, stops):
+    stops = [stop.replace("c", "<think>") if "c" not in text else stop for stop in stops]
+    completion = CompletionOutput(load_codec().text, stops, num_logprobs=None)
+    shown = "".join(completion.push(chunk).text for chunk in chunks_of(tokens_of(text)))
+    end = min(text.find(stop) + len(stop) for stop in stops if stop in text)
+    longest = max(len(stop) for stop in stops if text[:end].endswith(stop))
+
+    assert longest > 1
+    assert answer(tokens_of(text), stop=stops, **OFF)["content"] == shown == text[: end - longest]
 
 
 def test_special_tokens_keep_their_logprobs_unless_a_stop_string_may_be_in_them():
