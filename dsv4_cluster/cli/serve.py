@@ -40,7 +40,10 @@ def check(
 
 
 @reports_errors
-def serve(config: ConfigArgument) -> None:
+def serve(
+    config: ConfigArgument,
+    port: Annotated[str | None, typer.Option("--port", hidden=True)] = None,
+) -> None:
     """Run the graph of a config file on a Ray instance of its own; Ctrl-C stops both.
 
     Sets Ray's throughput settings, which `serve run` leaves to you. For a cluster of several machines start Ray there
@@ -53,6 +56,8 @@ def serve(config: ConfigArgument) -> None:
     with tempfile.TemporaryDirectory(prefix="dsv4.", dir=RAY_DIR_PARENT) as ray_dir:
         prepare_single_machine(ray_temp_dir=ray_dir)  # before anything imports Ray
         raw, cluster = _checked(config)
+        if port is not None:  # an option of other servers: known here to say where it belongs
+            raise ConfigError(f"dsv4 serve takes no --port: set http_options.port to {port} in {config}")
         _require_free_port(raw, config)
         from dsv4_cluster.serve.runner import run_until_signal
 

@@ -165,13 +165,22 @@ def test_check_refuses_a_missing_checkpoint(config_file, tmp_path):
     assert dsv4("check", path).exit_code == 1
 
 
-@pytest.mark.parametrize("command", ["check", "serve"])
-def test_a_checkpoint_in_place_of_a_config_file_is_refused_with_where_it_belongs(command, toy_dir):
-    result = dsv4(command, toy_dir)
+@pytest.mark.parametrize("arguments", [["check"], ["serve"], ["serve", "--port", "9000"]])
+def test_a_checkpoint_in_place_of_a_config_file_is_refused_with_where_it_belongs(arguments, toy_dir):
+    result = dsv4(*arguments, toy_dir)
 
     assert result.exit_code == 2
     assert f"{toy_dir} is a directory, expected a Ray Serve config file like configs/dsv4.yaml" in result.stderr
-    assert "args.model.path" in result.stderr
+    assert "args.model.path" in result.stderr and "http_options" in result.stderr
+
+
+def test_a_port_on_the_command_line_is_refused_with_where_it_belongs(config_file):
+    path = config_file()
+
+    result = dsv4("serve", path, "--port", "9000")
+
+    assert result.exit_code == 2
+    assert f"set http_options.port to 9000 in {path}" in result.stderr
 
 
 def test_a_taken_port_is_named(config_file):
