@@ -12,6 +12,8 @@ own. How long a row's head is depends on that row alone.
 import triton
 import triton.language as tl
 
+from dsv4_kernels.triton_pdl import wait_for_previous
+
 HEAD = 2048  # tokens that the search holds in registers
 BINS = 128  # by distance from the best token, a quarter of a nat each
 _BINS_PER_NAT = tl.constexpr(4.0)
@@ -42,37 +44,45 @@ def limits_of(row, top_k, top_p, min_p, temperature, vocab_size):
 @triton.jit
 def count_kernel(
     logits, temperature, top_k, top_p, min_p, maxima, counts, vocab_size, num_tiles,
-    TILE: tl.constexpr, TILES: tl.constexpr, BINS: tl.constexpr,
+    TILE: tl.constexpr, TILES: tl.constexpr, BINS: tl.constexpr, STRIP: tl.constexpr, USE_PTX: tl.constexpr,
 ):  # fmt: skip
-    """counts[row, tile, bin]: tokens of a tile by their distance from the row's best."""
+    """counts[row, tile, bin]: tokens of a tile by their distance from the row's best; STRIP tiles a program."""
+    wait_for_previous(USE_PTX)
     row = tl.program_id(0).to(tl.int64)
-    tile = tl.program_id(1)
     _k, _p, _least, is_cut = limits_of(row, top_k, top_p, min_p, temperature, vocab_size)
     if is_cut:
+        heat = tl.load(temperature + row)
         most = row_maximum(maxima, row, num_tiles, TILES)
-        token = tile * TILE + tl.arange(0, TILE)
-        x = tl.load(logits + row * vocab_size + token, mask=token < vocab_size, other=float("-inf"))
-        bins = _bins(scaled_bits(x, most, tl.load(temperature + row)), BINS)
-        tl.store(counts + (row * num_tiles + tile) * BINS + tl.arange(0, BINS), tl.histogram(bins, BINS))
+        first_tile = tl.program_id(1) * STRIP
+        for tile in range(first_tile, tl.minimum(first_tile + STRIP, num_tiles)):
+            token = tile * TILE + tl.arange(0, TILE)
+            x = tl.load(logits + row * vocab_size + token, mask=token < vocab_size, other=float("-inf"))
+            bins = _bins(scaled_bits(x, most, heat), BINS)
+            tl.store(counts + (row * num_tiles + tile) * BINS + tl.arange(0, BINS), tl.histogram(bins, BINS))
 
 
 @triton.jit
 def gather_kernel(
     logits, temperature, top_k, top_p, min_p, maxima, counts, head, vocab_size, num_tiles,
-    TILE: tl.constexpr, TILES: tl.constexpr, BINS: tl.constexpr, HEAD: tl.constexpr,
+    TILE: tl.constexpr, TILES: tl.constexpr, BINS: tl.constexpr, HEAD: tl.constexpr, STRIP: tl.constexpr,
+    USE_PTX: tl.constexpr,
 ):  # fmt: skip
     """head[row]: the bits of the most probable tokens, whole bins of them, at most HEAD, in the order of their ids."""
+    wait_for_previous(USE_PTX)
     row = tl.program_id(0).to(tl.int64)
-    tile = tl.program_id(1)
     _k, _p, _least, is_cut = limits_of(row, top_k, top_p, min_p, temperature, vocab_size)
     if is_cut:
+        heat = tl.load(temperature + row)
         most = row_maximum(maxima, row, num_tiles, TILES)
-        num_bins, first, _total = _head_of(counts, row, tile, num_tiles, TILES, BINS, HEAD)
-        token = tile * TILE + tl.arange(0, TILE)
-        x = tl.load(logits + row * vocab_size + token, mask=token < vocab_size, other=float("-inf"))
-        bits = scaled_bits(x, most, tl.load(temperature + row))
-        is_head = (_bins(bits, BINS) < num_bins).to(tl.int32)
-        tl.store(head + row * HEAD + first + tl.cumsum(is_head, axis=0) - 1, bits, mask=is_head != 0)
+        first_tile = tl.program_id(1) * STRIP
+        num_bins, first, _total = _head_of(counts, row, first_tile, num_tiles, TILES, BINS, HEAD)
+        for tile in range(first_tile, tl.minimum(first_tile + STRIP, num_tiles)):
+            token = tile * TILE + tl.arange(0, TILE)
+            x = tl.load(logits + row * vocab_size + token, mask=token < vocab_size, other=float("-inf"))
+            bits = scaled_bits(x, most, heat)
+            is_head = (_bins(bits, BINS) < num_bins).to(tl.int32)
+            tl.store(head + row * HEAD + first + tl.cumsum(is_head, axis=0) - 1, bits, mask=is_head != 0)
+            first += tl.sum(is_head, axis=0)
 
 
 @triton.jit

@@ -31,6 +31,13 @@ def noise_bits(state, token_ids):
 
 
 @triton.jit
+def noise_bits_from(state, first, lane):
+    """`noise_bits` of tokens first + lane: the products with lane stay outside of a loop over first. lane: int32."""
+    start = state + (first + 1).to(tl.int64) * _GOLDEN
+    return (mix64(start + lane.to(tl.int64) * _GOLDEN) >> 32) & 0xFFFFFFFF
+
+
+@triton.jit
 def gumbel(bits):
     """Standard Gumbel noise in fp32 from 32 bits: two logarithms in fp64, one rounding."""
     rest = 1.0 - (bits.to(tl.float64) + 0.5) * (2.0**-32)  # exact
