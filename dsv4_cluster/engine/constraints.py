@@ -257,7 +257,7 @@ class Constraints:
         """CPU-bound; runs on the compiling and masking threads."""
         assert request.structured is not None
         grammar = self._grammars().get(request.structured)
-        matcher = grammar.matcher(thinking=request.thinking, prompt_token_ids=request.prompt_token_ids)
+        matcher = Matcher.of_answer(grammar, thinking=request.thinking, prompt_token_ids=request.prompt_token_ids)
         for token_id in generated_token_ids:
             matcher.accept(token_id)
         return matcher

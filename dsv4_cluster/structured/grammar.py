@@ -1,24 +1,20 @@
-"""Compiled grammars: StructuredSpec + vocabulary -> Matcher, with a cache for schemas that come again and again."""
+"""Compiled grammars: StructuredSpec + vocabulary -> parsers, with a cache for schemas that come again and again."""
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
 
 import llguidance
 
 from dsv4_cluster.protocol.request import StructuredSpec
 from dsv4_cluster.structured import dsml, source
 from dsv4_cluster.structured.dsml import BlockStart
-from dsv4_cluster.structured.matcher import Matcher, Phase
-from dsv4_cluster.structured.vocabulary import DSML_MARK, GrammarVocabulary
+from dsv4_cluster.structured.vocabulary import GrammarVocabulary
 
 MAX_CACHED_GRAMMARS = 64
-_BLOCK_OPENING = f"<{DSML_MARK}tool_calls>\n".encode()
-_OPENING_TOKENS = 16  # more than any spelling of the opening line has
 
 
 class CompiledGrammar:
-    """One constraint ready to be copied into matchers; the parts it needs are compiled when first asked for."""
+    """One constraint as parsers that are ready to be copied; the parts it needs are compiled when first asked for."""
 
     def __init__(self, spec: StructuredSpec, vocabulary: GrammarVocabulary) -> None:
         """Raises: InvalidRequestError."""
@@ -38,22 +34,6 @@ class CompiledGrammar:
             if start not in self._prototypes:
                 self._prototypes[start] = self._compile(start)
             return self._prototypes[start].deep_copy()
-
-    def matcher(self, *, thinking: bool, prompt_token_ids: Sequence[int]) -> Matcher:
-        """The matcher of a new answer. It stands in front of the first generated token.
-
-        thinking: the answer starts inside the thoughts and the constraint after them. prompt_token_ids: a prompt may
-        end with the opening line of a tool block.
-        """
-        if thinking:
-            return Matcher(self, Phase.THINKING, None)
-        if not self.is_tool_call:
-            return Matcher(self, Phase.GRAMMAR, self.parser())
-        if self._is_in_block(prompt_token_ids):
-            return Matcher(self, Phase.GRAMMAR, self.parser(BlockStart.LINE))
-        if self.spec.kind == "tool_call_required":
-            return Matcher(self, Phase.GRAMMAR, self.parser())
-        return Matcher(self, Phase.TEXT, None)
 
     def compile_all(self) -> None:
         """Compile what the answer may need, so that no step has to wait. Raises: InvalidRequestError."""
@@ -77,10 +57,6 @@ class CompiledGrammar:
         if parser.is_stopped() and not parser.is_accepting():
             raise source.compile_error(self.spec, f"no text satisfies it ({parser.stop_reason()})")
         return parser
-
-    def _is_in_block(self, prompt_token_ids: Sequence[int]) -> bool:
-        tail = b"".join(map(self.vocabulary.token_bytes, prompt_token_ids[-_OPENING_TOKENS:]))
-        return tail.endswith(_BLOCK_OPENING)
 
 
 class GrammarCache:

@@ -12,12 +12,11 @@ Only "auto" tool calls have a TEXT phase; it needs no parser and costs nothing. 
 the output parser would read it as the token.
 """
 
-from __future__ import annotations
-
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import Self
 
 import llguidance
 import numpy as np
@@ -25,14 +24,14 @@ import numpy as np
 from dsv4_cluster.errors import InvalidRequestError
 from dsv4_cluster.structured.bitmask import PackedMask, allow, forbid
 from dsv4_cluster.structured.dsml import BlockStart
+from dsv4_cluster.structured.grammar import CompiledGrammar
 from dsv4_cluster.structured.source import short_reason
-from dsv4_cluster.structured.vocabulary import DSML_MARK
-
-if TYPE_CHECKING:
-    from dsv4_cluster.structured.grammar import CompiledGrammar
+from dsv4_cluster.structured.vocabulary import DSML_MARK, GrammarVocabulary
 
 MAX_ROLLBACK_TOKENS = 64
 _OPENING_TAG = f"<{DSML_MARK}tool_calls>".encode()
+_OPENING_LINE = _OPENING_TAG + b"\n"
+_OPENING_TOKENS = 16  # more than any spelling of the opening line has
 _TAIL_BYTES = 2 * len(_OPENING_TAG)
 
 
@@ -63,6 +62,21 @@ class Matcher:
         self._vocabulary = grammar.vocabulary
         self._state = _State(phase, parser, 0, b"")
         self._history: deque[_State] = deque(maxlen=MAX_ROLLBACK_TOKENS)
+
+    @classmethod
+    def of_answer(cls, grammar: CompiledGrammar, *, thinking: bool, prompt_token_ids: Sequence[int]) -> Self:
+        """The matcher of a new answer. It stands in front of the first generated token.
+
+        thinking: the answer starts inside the thoughts and the constraint after them. prompt_token_ids: a prompt may
+        end with the opening line of a tool block. Raises: InvalidRequestError when the grammar cannot be compiled.
+        """
+        if thinking:
+            return cls(grammar, Phase.THINKING, None)
+        if grammar.is_tool_call and _ends_in_opening_line(prompt_token_ids, grammar.vocabulary):
+            return cls(grammar, Phase.GRAMMAR, grammar.parser(BlockStart.LINE))
+        if grammar.spec.kind == "tool_call":
+            return cls(grammar, Phase.TEXT, None)
+        return cls(grammar, Phase.GRAMMAR, grammar.parser())
 
     @property
     def phase(self) -> Phase:
@@ -147,7 +161,7 @@ class Matcher:
             if num_parsed and not parser.rollback(num_parsed):
                 raise _lost(parser)
 
-    def copy(self) -> Matcher:
+    def copy(self) -> "Matcher":
         """An independent matcher in the same place; it cannot be rolled back beyond it."""
         state = self._state
         twin = Matcher(self._grammar, state.phase, None if state.parser is None else state.parser.deep_copy())
@@ -207,6 +221,11 @@ class Matcher:
         if token_id in vocabulary.special_token_ids and token_id != vocabulary.dsml_token_id:
             return b""
         return (self._state.tail + vocabulary.token_bytes(token_id))[-_TAIL_BYTES:]
+
+
+def _ends_in_opening_line(prompt_token_ids: Sequence[int], vocabulary: GrammarVocabulary) -> bool:
+    tail = b"".join(map(vocabulary.token_bytes, prompt_token_ids[-_OPENING_TOKENS:]))
+    return tail.endswith(_OPENING_LINE)
 
 
 def _lost(parser: llguidance.LLMatcher) -> InvalidRequestError:

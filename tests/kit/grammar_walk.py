@@ -53,7 +53,7 @@ def fresh_matcher(
     grammar: CompiledGrammar, *, thinking: bool = False, prompt_token_ids: tuple[int, ...] = ()
 ) -> Matcher:
     """A matcher in front of the first token."""
-    return grammar.matcher(thinking=thinking, prompt_token_ids=prompt_token_ids)
+    return Matcher.of_answer(grammar, thinking=thinking, prompt_token_ids=prompt_token_ids)
 
 
 def draw(matcher: Matcher, vocabulary: GrammarVocabulary, rng: random.Random, *, favour: float = 0.3) -> int:
