@@ -11,6 +11,13 @@ from dsv4_cluster.structured.dsml import BlockStart
 from dsv4_cluster.structured.vocabulary import GrammarVocabulary
 
 MAX_CACHED_GRAMMARS = 64
+MAX_CACHED_BYTES = 512 * 1024 * 1024
+# llguidance does not tell what a parser holds, so it is estimated from its grammar's text, definitions repeated. Growth
+# of the resident memory per parser over the real vocabulary: 60 to 90 KiB and 20 (enum) to 165 (3000 properties) bytes
+# per byte of text. Patterns make states of a lexer, as many as the fuel of the first mask makes: up to 11 MiB.
+_PARSER_BYTES = 96 * 1024
+_BYTES_PER_TEXT_BYTE = 200
+_PATTERN_BYTES = 12 * 1024 * 1024
 
 
 class CompiledGrammar:
@@ -24,6 +31,7 @@ class CompiledGrammar:
         self._tools = source.tools_of(spec) if self.is_tool_call else ()
         self._prototypes: dict[BlockStart, llguidance.LLMatcher] = {}
         self._lock = threading.Lock()
+        self.num_bytes = 0  # that the compiled parts hold, estimated
 
     def parser(self, start: BlockStart = BlockStart.NOTHING) -> llguidance.LLMatcher:
         """A fresh parser of the rest of the answer. start: for tool calls, how much of the block is already there.
@@ -56,28 +64,50 @@ class CompiledGrammar:
             raise source.compile_error(self.spec, parser.get_error())
         if parser.is_stopped() and not parser.is_accepting():
             raise source.compile_error(self.spec, f"no text satisfies it ({parser.stop_reason()})")
+        has_patterns = self.spec.kind in source.PATTERN_KINDS or '"pattern' in self.spec.schema
+        self.num_bytes += _PARSER_BYTES + len(text) * _BYTES_PER_TEXT_BYTE + has_patterns * _PATTERN_BYTES
         return parser
 
 
 class GrammarCache:
-    """Compiled grammars of one vocabulary, the least recently used one dropped first. Safe on several threads."""
+    """Compiled grammars of one vocabulary, the least recently used one dropped first. Safe on several threads.
+
+    It holds at most MAX_CACHED_GRAMMARS and MAX_CACHED_BYTES; a grammar that is larger alone is not kept.
+    """
 
     def __init__(self, vocabulary: GrammarVocabulary) -> None:
         self._vocabulary = vocabulary
         self._grammars: OrderedDict[StructuredSpec, CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, spec: StructuredSpec) -> CompiledGrammar:
-        """Compile or find. A refused grammar is not kept. Raises: InvalidRequestError."""
+    @property
+    def num_bytes(self) -> int:
+        """What the grammars hold, estimated."""
+        with self._lock:
+            return self._held()
+
+    def find(self, spec: StructuredSpec) -> CompiledGrammar | None:
+        """The compiled grammar, None where `get` would have to compile it."""
         with self._lock:
             grammar = self._grammars.get(spec)
             if grammar is not None:
                 self._grammars.move_to_end(spec)
-                return grammar
+            return grammar
+
+    def get(self, spec: StructuredSpec) -> CompiledGrammar:
+        """Compile or find. A refused grammar is not kept. Raises: InvalidRequestError."""
+        grammar = self.find(spec)
+        if grammar is not None:
+            return grammar
         grammar = CompiledGrammar(spec, self._vocabulary)
         grammar.compile_all()
+        if grammar.num_bytes > MAX_CACHED_BYTES:
+            return grammar
         with self._lock:
             self._grammars[spec] = grammar
-            while len(self._grammars) > MAX_CACHED_GRAMMARS:
+            while len(self._grammars) > MAX_CACHED_GRAMMARS or self._held() > MAX_CACHED_BYTES:
                 self._grammars.popitem(last=False)
         return grammar
+
+    def _held(self) -> int:
+        return sum(grammar.num_bytes for grammar in self._grammars.values())

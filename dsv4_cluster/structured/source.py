@@ -26,6 +26,7 @@ LIMITS = llguidance.LLParserLimits(
     verbose_errors=False,
 )
 TOOL_KINDS = frozenset({"tool_call", "tool_call_required"})
+PATTERN_KINDS = frozenset({"regex", "lark"})  # made of patterns; a schema may have some
 _LABELS = {
     "json_object": "JSON object",
     "json_schema": "JSON schema",
