@@ -5,6 +5,9 @@ between two steps and during the forward pass; a step waits for one at most `MAS
 sequence. One step: `prepare` and `mask_rows` serve its drafts, `begin` names the rows that will be sampled, the forward
 pass runs, `collect` returns their masks, and after the commit `accept` advances the matchers. A matcher belongs to the
 request, not to its pages, so preemption does not touch it. What goes wrong with one grammar ends its request only.
+
+Nothing can end a native compile that takes too long: it holds its thread when its request is gone. While all compiling
+threads are held so, requests that bring another grammar are refused at once; known grammars need no such thread.
 """
 
 import threading
@@ -18,9 +21,9 @@ from typing import cast
 import torch
 
 from dsv4_cluster.clock import Clock
-from dsv4_cluster.errors import Dsv4Error, InvalidRequestError
+from dsv4_cluster.errors import Dsv4Error, InvalidRequestError, OverloadedError
 from dsv4_cluster.protocol.request import GenerationRequest
-from dsv4_cluster.structured.grammar import GrammarCache
+from dsv4_cluster.structured.grammar import CompiledGrammar, GrammarCache
 from dsv4_cluster.structured.matcher import Matcher
 from dsv4_cluster.structured.vocabulary import GrammarVocabulary
 from dsv4_cluster.structured.walk import DraftWalk
@@ -77,6 +80,7 @@ class Constraints:
         self._cache: GrammarCache | None = None
         self._cache_lock = threading.Lock()
         self._constraints: dict[str, _Constraint] = {}
+        self._left_behind: list[tuple[Future[Matcher], float]] = []  # compiling for nobody, and until when it may take
         self._begun: list[str] = []
         self._masks: dict[str, RowMasks] = {}  # of the running step
         self._compilers = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="grammar-compile")
@@ -98,7 +102,8 @@ class Constraints:
     def add(self, request: GenerationRequest, generated_token_ids: Sequence[int] = ()) -> None:
         """Start compiling for a request that has a constraint; others are ignored.
 
-        generated_token_ids: what another engine generated already. Raises: InvalidRequestError.
+        generated_token_ids: what another engine generated already.
+        Raises: InvalidRequestError; OverloadedError (503) while all threads are held by grammars that take too long.
         """
         if request.structured is None:
             return
@@ -106,9 +111,13 @@ class Constraints:
             raise InvalidRequestError("ignore_eos cannot be combined with a constrained answer, which EOS ends")
         if self._checkpoint_dir is None:
             raise InvalidRequestError("this model has no tokenizer, so its answers cannot be constrained")
+        known = None if self._cache is None else self._cache.find(request.structured)
+        if known is None and self._num_held_threads() == COMPILE_THREADS:
+            raise _no_thread(request.request_id)
+        lane = self._compilers if known is None else self._masker
         self._constraints[request.request_id] = _Constraint(
             request,
-            self._compilers.submit(self._new_matcher, request, tuple(generated_token_ids)),
+            lane.submit(self._new_matcher, request, tuple(generated_token_ids), known),
             self._clock.now_s() + COMPILE_LIMIT_S,
             list(generated_token_ids),
             self._masker,
@@ -183,7 +192,8 @@ class Constraints:
         """Forget a request; unknown ids are ignored. What a thread is computing for it is dropped when it is done."""
         constraint = self._constraints.pop(request_id, None)
         if constraint is not None:
-            constraint.matcher.cancel()
+            if not constraint.matcher.cancel() and not constraint.matcher.done():
+                self._left_behind.append((constraint.matcher, constraint.compile_until_s))
             if constraint.job is not None:
                 constraint.job.cancel()
 
@@ -198,9 +208,16 @@ class Constraints:
             return None if error is None else _typed(error)
         if self._clock.now_s() < constraint.compile_until_s:
             return None
+        if not constraint.matcher.running():
+            return _no_thread(constraint.request.request_id)
         return InvalidRequestError(
             f"{constraint.request.request_id}: the grammar was not compiled within {COMPILE_LIMIT_S:.0f} s"
         )
+
+    def _num_held_threads(self) -> int:
+        """Compiling threads whose grammar takes too long and whose request is gone."""
+        self._left_behind = [(job, until_s) for job, until_s in self._left_behind if not job.done()]
+        return sum(self._clock.now_s() >= until_s for _, until_s in self._left_behind)
 
     def _result(self, constraint: _Constraint, limit_s: float) -> RowMasks | None:
         """What the last job found; None when it is not done by `limit_s` of the performance counter."""
@@ -253,10 +270,12 @@ class Constraints:
         for token_id in accepted:
             matcher.accept(token_id)
 
-    def _new_matcher(self, request: GenerationRequest, generated_token_ids: tuple[int, ...]) -> Matcher:
-        """CPU-bound; runs on the compiling and masking threads."""
+    def _new_matcher(
+        self, request: GenerationRequest, generated_token_ids: tuple[int, ...], known: CompiledGrammar | None = None
+    ) -> Matcher:
+        """CPU-bound; runs on the compiling and masking threads. known: the compiled grammar, None = to be compiled."""
         assert request.structured is not None
-        grammar = self._grammars().get(request.structured)
+        grammar = known or self._grammars().get(request.structured)
         matcher = Matcher.of_answer(grammar, thinking=request.thinking, prompt_token_ids=request.prompt_token_ids)
         for token_id in generated_token_ids:
             matcher.accept(token_id)
@@ -273,6 +292,14 @@ class Constraints:
                 )
                 self._cache = GrammarCache(vocabulary)
             return self._cache
+
+
+def _no_thread(request_id: str) -> OverloadedError:
+    return OverloadedError(
+        f"{request_id}: all {COMPILE_THREADS} threads compile grammars that take more than {COMPILE_LIMIT_S:.0f} s; "
+        "a new grammar has to wait until one is done",
+        http_status=503,
+    )
 
 
 def _typed(error: BaseException) -> Dsv4Error:

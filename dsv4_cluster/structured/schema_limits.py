@@ -1,6 +1,7 @@
 """Limits of JSON schemas that llguidance does not keep itself: its stack, and the cost of patterns that meet.
 
-Whether patterns joined by `allOf` leave any text takes exponential time: 0.1 s for 14, 14 s for 21.
+Whether patterns joined by `allOf` leave any text takes exponential time: 0.1 s for 14, 14 s for 21. That no two names
+of `patternProperties` overlap is proved pair by pair: 0.01 s for 64, 0.22 s for 192, more than 2 minutes for 1000.
 """
 
 from dsv4_cluster.errors import InvalidRequestError
@@ -14,6 +15,7 @@ from dsv4_cluster.schema_references import (
 )
 
 MAX_JOINED_PATTERNS = 8
+MAX_PATTERN_PROPERTIES = 64
 _PATTERNS = frozenset({"pattern", "format"})
 # Joined with what is around them, or met where they are referred to.
 _ELSEWHERE = frozenset({"allOf", "anyOf", "oneOf", "$defs", "definitions"})
@@ -23,6 +25,13 @@ def check_limits(schema: dict[str, JsonValue]) -> None:
     """Raises: InvalidRequestError with the number found and the limit."""
     check_reference_levels(schema)
     objects = objects_in(schema)
+    patterns = (node.get("patternProperties") for node in objects)
+    num_patterns = sum(len(names) for names in patterns if isinstance(names, dict))
+    if num_patterns > MAX_PATTERN_PROPERTIES:
+        raise InvalidRequestError(
+            f"a JSON schema has {num_patterns} names in patternProperties, "
+            f"at most {MAX_PATTERN_PROPERTIES} can be enforced"
+        )
     targets = targets_of(schema, objects)
     num_joined = _num_joined(schema, objects, targets)
     if num_joined > MAX_JOINED_PATTERNS:

@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import json
 import threading
 import time
 
@@ -9,7 +10,7 @@ import pytest
 
 from dsv4_cluster.clock import ManualClock
 from dsv4_cluster.engine.constraints import COMPILE_LIMIT_S, MASK_WAIT_S
-from dsv4_cluster.errors import InvalidRequestError
+from dsv4_cluster.errors import InvalidRequestError, OverloadedError
 from dsv4_cluster.protocol.output import FinishReason
 from dsv4_cluster.protocol.request import StructuredSpec
 from dsv4_cluster.structured.grammar import CompiledGrammar
@@ -171,6 +172,52 @@ def test_a_grammar_that_is_not_compiled_in_time_ends_its_request_with_the_limit(
     assert isinstance(error, InvalidRequestError) and "10 s" in error.message and error.http_status == 400
     assert set(early) == {"plain"} and engine.stats().num_running == 1
     engine.check()
+
+
+def slow_tools(name: str) -> StructuredSpec:
+    """Seconds of native compiling that nothing can end: many patterns that must not overlap, again and again."""
+    shared = {"type": "object", "patternProperties": {f"^k{i}[a-z]*$": {"const": i} for i in range(64)}}
+    properties = {f"p{i}": {"$ref": "#/$defs/A"} for i in range(60)}
+    parameters = {"type": "object", "properties": properties, "$defs": {"A": shared}, "additionalProperties": False}
+    function = {"name": name, "strict": True, "parameters": parameters}
+    return StructuredSpec(kind="tool_call", schema=json.dumps([{"type": "function", "function": function}]))
+
+
+def wait_until(is_so) -> None:
+    until_s = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < until_s
+        time.sleep(0.005)
+
+
+def test_while_slow_grammars_hold_all_threads_new_ones_are_refused_and_known_ones_answered(
+    make_engine, constrained, run
+):
+    clock = ManualClock()
+    engine = make_engine(clock=clock)
+    known = run(engine, constrained("known", 20))["known"]
+    for name in "ab":
+        engine.add(constrained(name, 20, slow_tools(name)))
+    jobs = [engine._constraints._constraints[name].matcher for name in "ab"]
+    wait_until(lambda: all(job.running() for job in jobs))
+    engine.add(constrained("queued", 20, QUICK))
+
+    clock.advance(COMPILE_LIMIT_S)
+    errors = {chunk.request_id: chunk.error for chunk in engine.step().chunks}
+    with pytest.raises(OverloadedError, match="all 2 threads") as refusal:
+        engine.add(constrained("new", 20, QUICK))
+    again = run(engine, constrained("again", 20))["again"]
+    were_held = not any(job.done() for job in jobs)
+    wait_until(lambda: any(job.done() for job in jobs))
+    late = run(engine, constrained("new", 20, QUICK))["new"]
+    wait_until(lambda: all(job.done() for job in jobs))
+
+    assert were_held
+    assert {type(errors[name]) for name in "ab"} == {InvalidRequestError}
+    assert isinstance(errors["queued"], OverloadedError)
+    assert refusal.value.http_status == errors["queued"].http_status == 503 and refusal.value.retryable
+    assert again.token_ids == known.token_ids
+    assert late.finish_reason is FinishReason.STOP
 
 
 def test_aborting_a_request_whose_grammar_is_compiled_frees_it_at_once(gate, make_engine, constrained, run):

@@ -22,6 +22,11 @@ def _tools(*tools) -> str:
     return json.dumps(tools)
 
 
+def _pattern_properties(*counts: int) -> str:
+    objects = ({f"^k{i}[a-z]*$": {"const": i} for i in range(count)} for count in counts)
+    return json.dumps({"anyOf": [{"type": "object", "patternProperties": names} for names in objects]})
+
+
 @pytest.mark.parametrize(
     ("kind", "schema", "words"),
     [
@@ -34,6 +39,8 @@ def _tools(*tools) -> str:
         ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
         ("json_schema", '{"type": "integer", "minimum": 1e999}', "1e999 is too large"),
         ("json_schema", '{"$ref": "https://example.com/a.json"}', "example.com"),
+        ("json_schema", _pattern_properties(33, 32), "65 names in patternProperties, at most 64"),
+        ("tool_call", _tools(_tool(properties={"a": json.loads(_pattern_properties(65))})), "at most 64"),
         ("regex", "(a", "unclosed group"),
         ("regex", "(?=a)b", "look-around"),
         ("regex", "a" * (MAX_SOURCE_BYTES + 1), str(MAX_SOURCE_BYTES)),
@@ -72,6 +79,7 @@ def test_an_impossible_constraint_is_refused_with_its_reason(kind, schema, words
     [
         ("json_object", ""),
         ("json_schema", "true"),
+        ("json_schema", _pattern_properties(64)),
         ("json_schema", '{"type": "string", "x-guidance": {"lenient": true}}'),
         ("regex", r"</?[a-z]+>"),
         ("lark", 'start: "<" /<b>/ # not a token: <think>\n'),
