@@ -10,7 +10,7 @@ from dsv4_cluster.errors import ConfigError
 
 if TYPE_CHECKING:
     from dsv4_cluster.bench.compare import Metric
-    from dsv4_cluster.bench.engine import EngineBench
+    from dsv4_cluster.bench.engine import EngineBench, Part
     from dsv4_cluster.bench.engine_report import EngineRun, Measurement
 
 
@@ -47,38 +47,16 @@ def engine(
 
       dsv4 bench engine checkpoints/tiny --parts decode --baseline results/yesterday/engine.jsonl
     """
+    import torch
     from pydantic import ValidationError
 
+    from dsv4_cluster.bench.engine import EngineBench
     from dsv4_cluster.bench.engine_report import read_baseline
 
     before = None if baseline is None else read_baseline(baseline)
-    bench = _bench(
-        checkpoint, parts, prefill, batch, context, prefix, drafts, steps, repeats, warmup, dtype, kv_cache_dtype,
-        device, threads, seed,
-    )  # fmt: skip
-    try:
-        run, measurements = _measure(bench)
-    except ValidationError as err:
-        raise ConfigError("; ".join(f"{e['loc'][0]}: {e['msg']}" for e in err.errors())) from err
-    _finish(run, measurements, out, before, as_json=as_json)
-
-
-def _bench(
-    checkpoint: Path, parts: str, prefill: str, batch: str, context: str, prefix: int, drafts: str, steps: int,
-    repeats: int, warmup: int, dtype: str, kv_cache_dtype: str, device: str, threads: int | None, seed: int,
-) -> "EngineBench":  # fmt: skip
-    """The options as one value. Raises: ConfigError."""
-    import torch
-
-    from dsv4_cluster.bench.engine import PARTS, EngineBench
-
-    asked = tuple(part.strip() for part in parts.split(","))
-    unknown = [part for part in asked if part not in PARTS]
-    if unknown:
-        raise ConfigError(f"parts: unknown part {unknown[0]!r}, expected some of {', '.join(PARTS)}")
-    return EngineBench(
+    bench = EngineBench(
         checkpoint=checkpoint,
-        parts=asked,  # type: ignore[arg-type]  # checked above
+        parts=_parts(parts),
         prefill_lengths=_integers("prefill", prefill),
         decode_batches=_integers("batch", batch),
         decode_contexts=_integers("context", context),
@@ -93,6 +71,11 @@ def _bench(
         num_threads=threads or torch.get_num_threads(),
         seed=seed,
     )
+    try:
+        run, measurements = _measure(bench)
+    except ValidationError as err:
+        raise ConfigError("; ".join(f"{e['loc'][0]}: {e['msg']}" for e in err.errors())) from err
+    _finish(run, measurements, out, before, as_json=as_json)
 
 
 def _measure(bench: "EngineBench") -> "tuple[EngineRun, list[Measurement]]":
@@ -145,6 +128,17 @@ def _finish(
     if out is not None:
         (out / "engine.html").write_text(render_page(run, measurements, comparison), encoding="utf-8")
         console.print(f"report: {out / 'engine.html'}")
+
+
+def _parts(text: str) -> "tuple[Part, ...]":
+    from dsv4_cluster.bench.engine import PARTS
+
+    by_name: dict[str, Part] = {part: part for part in PARTS}
+    asked = [name.strip() for name in text.split(",")]
+    unknown = [name for name in asked if name not in by_name]
+    if unknown:
+        raise ConfigError(f"parts: unknown part {unknown[0]!r}, expected some of {', '.join(PARTS)}")
+    return tuple(by_name[name] for name in asked)
 
 
 def _integers(name: str, text: str) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from dsv4_cluster.cli.output import reports_errors
 from dsv4_cluster.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dsv4_cluster.bench.client import Endpoint
     from dsv4_cluster.bench.compare import Metric
     from dsv4_cluster.bench.load import LoadSpec
     from dsv4_cluster.bench.serve import ServeRun
@@ -96,14 +97,12 @@ def serve(
 
       dsv4 bench serve http://127.0.0.1:8000 --workload multi-turn --num-turns 6 --prefix-tokens 1024
     """
-    from dsv4_cluster.bench.client import Endpoint
     from dsv4_cluster.bench.load import LoadSpec
-    from dsv4_cluster.bench.serve import ServeRun, find_model
+    from dsv4_cluster.bench.serve import ServeRun
     from dsv4_cluster.bench.serve_report import read_baseline
     from dsv4_cluster.bench.serve_summary import SLO
     from dsv4_cluster.bench.workload import WorkloadSpec
 
-    base_url = url.rstrip("/").removesuffix("/v1")
     before = None if baseline is None else read_baseline(baseline)
     spec = WorkloadSpec(
         kind=_one_of("workload", workload, ("fixed", "random", "shared-prefix", "multi-turn")),  # type: ignore[arg-type]
@@ -126,20 +125,32 @@ def serve(
         seed=seed,
     )
     limits = SLO.parse(slo)
-    api_key = None if api_key_file is None else _read_key(api_key_file)
     loads = _loads(concurrency, rate, common)
-    extra = _json_object(extra_body)
-    endpoint = Endpoint(
-        base_url=base_url,
-        api=_one_of("api", api, ("chat", "completions")),  # type: ignore[arg-type]
-        model=model or asyncio.run(find_model(base_url, api_key)),
-        timeout_s=timeout,
-        api_key=api_key,
-        extra_body=extra,
-    )
+    endpoint = _endpoint(url, api, model, timeout, api_key_file, extra_body)
     run = ServeRun(endpoint=endpoint, workload=spec, loads=loads, slo=limits, num_warmup=warmup)
     report = _run(run, out)
     _finish(report, out, before, as_json=as_json)
+
+
+def _endpoint(
+    url: str, api: str, model: str | None, timeout_s: float, api_key_file: Path | None, extra_body: str
+) -> "Endpoint":
+    """Without a model the server is asked for its first one. Raises: ConfigError."""
+    from dsv4_cluster.bench.client import Endpoint
+    from dsv4_cluster.bench.serve import find_model
+
+    base_url = url.rstrip("/").removesuffix("/v1")
+    api_key = None if api_key_file is None else _read_key(api_key_file)
+    extra = _json_object(extra_body)
+    known_api = _one_of("api", api, ("chat", "completions"))
+    return Endpoint(
+        base_url=base_url,
+        api=known_api,  # type: ignore[arg-type]  # checked above
+        model=model or asyncio.run(find_model(base_url, api_key)),
+        timeout_s=timeout_s,
+        api_key=api_key,
+        extra_body=extra,
+    )
 
 
 def _run(run: "ServeRun", out: Path | None) -> "ServeReport":
