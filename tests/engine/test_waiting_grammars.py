@@ -174,13 +174,10 @@ def test_a_grammar_that_is_not_compiled_in_time_ends_its_request_with_the_limit(
     engine.check()
 
 
-def slow_tools(name: str) -> StructuredSpec:
-    """Seconds of native compiling that nothing can end: many patterns that must not overlap, again and again."""
-    shared = {"type": "object", "patternProperties": {f"^k{i}[a-z]*$": {"const": i} for i in range(64)}}
-    properties = {f"p{i}": {"$ref": "#/$defs/A"} for i in range(60)}
-    parameters = {"type": "object", "properties": properties, "$defs": {"A": shared}, "additionalProperties": False}
-    function = {"name": name, "strict": True, "parameters": parameters}
-    return StructuredSpec(kind="tool_call", schema=json.dumps([{"type": "function", "function": function}]))
+def slow_schema(name: str) -> StructuredSpec:
+    """Seconds of native compiling that nothing can end."""
+    properties = {f"{name}{i}": {"type": "integer"} for i in range(8000)}
+    return StructuredSpec(kind="json_schema", schema=json.dumps({"type": "object", "properties": properties}))
 
 
 def wait_until(is_so) -> None:
@@ -197,7 +194,7 @@ def test_while_slow_grammars_hold_all_threads_new_ones_are_refused_and_known_one
     engine = make_engine(clock=clock)
     known = run(engine, constrained("known", 20))["known"]
     for name in "ab":
-        engine.add(constrained(name, 20, slow_tools(name)))
+        engine.add(constrained(name, 20, slow_schema(name)))
     jobs = [engine._constraints._constraints[name].matcher for name in "ab"]
     wait_until(lambda: all(job.running() for job in jobs))
     engine.add(constrained("queued", 20, QUICK))

@@ -22,6 +22,10 @@ def _tools(*tools) -> str:
     return json.dumps(tools)
 
 
+PATTERNS = {"type": "object", "patternProperties": {f"^k{i}[a-z]*$": {"const": i} for i in range(13)}}
+REFERRING = {f"p{i}": {"$ref": "#/$defs/A"} for i in range(10)}
+
+
 def _pattern_properties(*counts: int) -> str:
     objects = ({f"^k{i}[a-z]*$": {"const": i} for i in range(count)} for count in counts)
     return json.dumps({"anyOf": [{"type": "object", "patternProperties": names} for names in objects]})
@@ -41,6 +45,11 @@ def _pattern_properties(*counts: int) -> str:
         ("json_schema", '{"$ref": "https://example.com/a.json"}', "example.com"),
         ("json_schema", _pattern_properties(33, 32), "65 names in patternProperties, at most 64"),
         ("tool_call", _tools(_tool(properties={"a": json.loads(_pattern_properties(65))})), "at most 64"),
+        (
+            "tool_call",
+            _tools(*(_tool(name, properties=REFERRING, **{"$defs": {"A": PATTERNS}}) for name in "fg")),
+            "have 260 names in patternProperties, at most 256",
+        ),
         ("regex", "(a", "unclosed group"),
         ("regex", "(?=a)b", "look-around"),
         ("regex", "a" * (MAX_SOURCE_BYTES + 1), str(MAX_SOURCE_BYTES)),
