@@ -84,8 +84,8 @@ def test_raw_of_another_width_is_refused(generator):
         unpack(pool, torch.tensor([0, 1]), torch.zeros(2, 131, dtype=torch.uint8))
 
 
-@pytest.mark.parametrize("fmt", FORMATS[:2])
-def test_compiles_for_hopper_without_spills(fmt):
+@pytest.mark.parametrize("fmt", FORMATS[:3])
+def test_compiles_for_hopper_without_spills_and_copies_along_rows(fmt):
     pool = PagedRows.allocate(fmt, 64, 64, "meta")
     slots = torch.empty(4096, dtype=torch.int64, device="meta")
     with recorded_launches() as launches:
@@ -95,7 +95,9 @@ def test_compiles_for_hopper_without_spills(fmt):
         checksum(raw, impl="triton")
 
     for launch in launches:
-        launch.compile().assert_no_spills()
+        kernel = launch.compile()
+        kernel.assert_no_spills()
+        kernel.assert_lanes_run_along_rows()
 
 
 @pytest.mark.gpu

@@ -33,6 +33,7 @@ class Sm90aKernel:
     ptx: str
     cubin: bytes
     shared_bytes: int  # dynamic shared memory of one program
+    ttgir: str  # Triton's last form, with the layouts of tensors
 
     @cached_property
     def sass(self) -> str:
@@ -67,6 +68,14 @@ class Sm90aKernel:
     def assert_128bit_loads(self) -> None:
         """At least one global load, or asynchronous copy, is 16 bytes wide."""
         assert self.count(r"\b(LDG|LDGSTS)\S*\.128\b|UTMALDG|UBLKCP"), f"{self.name}: no 16-byte loads"
+
+    def assert_lanes_run_along_rows(self) -> None:
+        """In loads and stores of two-dimensional tensors neighbouring lanes hold neighbouring columns."""
+        order = dict(re.findall(r"(#\w+) = #ttg\.blocked<.*order = \[(\d)", self.ttgir))
+        accesses = re.findall(r"tt\.(?:load|store) .*: tensor<\d+x(\d+)x!tt\.ptr<\w+>, (#\w+)>", self.ttgir)
+        assert accesses, f"{self.name}: no loads or stores of two dimensions"
+        across = [width for width, layout in accesses if int(width) > 1 and order[layout] == "0"]
+        assert not across, f"{self.name}: lanes run over rows in accesses of {', '.join(across)} columns"
 
     def count(self, pattern: str) -> int:
         """Instructions whose text matches the regular expression."""
@@ -112,7 +121,7 @@ def compile_sm90a(
     attrs = {(names.index(name),): [["tt.divisibility", _ALIGNMENT]] for name in aligned}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attrs)
     built = triton.compile(source, target=_TARGET, options=options)
-    return Sm90aKernel(kernel.fn.__name__, built.asm["ptx"], built.asm["cubin"], built.metadata.shared)
+    return Sm90aKernel(kernel.fn.__name__, built.asm["ptx"], built.asm["cubin"], built.metadata.shared, built.asm["ttgir"])
 
 
 @dataclass(frozen=True)

@@ -61,13 +61,14 @@ def _launch(
     is_wide = all(size % reference.WORD_BYTES == 0 for size in (*widths, page_bytes))
     unit, dtype = (8, torch.int64) if is_wide else (4, torch.int32)
     words = triton.cdiv(row_bytes, reference.WORD_BYTES)
-    block = triton.next_power_of_2(words)
+    has_tail = not is_wide and row_bytes % 8 == 4 and words - 1 == triton.next_power_of_2(words - 1)
+    block = words - 1 if has_tail else triton.next_power_of_2(words)
     rows = max(1, _TILE_WORDS // block)
     _copy_kernel[(triton.cdiv(num_rows, rows),)](
         raw.view(dtype), pages.view(dtype) if pages is not None else None, slots, total, num_rows,
         num_pages * rows_per_page, page_bytes // unit, ROWS=rows, BLOCK=block, WORDS=words, UNITS=row_bytes // unit,
         DATA=widths[0] // unit, SCALES=sum(widths[1:]) // unit, PAGE_ROWS=rows_per_page, IS_WIDE=is_wide,
-        READS_RAW=source is not None, num_warps=_NUM_WARPS,
+        HAS_TAIL=has_tail, READS_RAW=source is not None, num_warps=_NUM_WARPS,
     )  # fmt: skip
     return total
 
@@ -76,9 +77,13 @@ def _launch(
 def _copy_kernel(
     raw, pages, slots, total, num_rows, num_slots, page_units,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, WORDS: tl.constexpr, UNITS: tl.constexpr, DATA: tl.constexpr,
-    SCALES: tl.constexpr, PAGE_ROWS: tl.constexpr, IS_WIDE: tl.constexpr, READS_RAW: tl.constexpr,
+    SCALES: tl.constexpr, PAGE_ROWS: tl.constexpr, IS_WIDE: tl.constexpr, HAS_TAIL: tl.constexpr,
+    READS_RAW: tl.constexpr,
 ):  # fmt: skip
-    """Units are 8 bytes, or 4 where a row is no multiple of 8; words of the checksum are always 8."""
+    """Units are 8 bytes, or 4 where a row is no multiple of 8; words of the checksum are always 8.
+
+    HAS_TAIL: BLOCK words and half a one make a row, as the scale of an index row; the half is taken apart.
+    """
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     word = tl.arange(0, BLOCK)
     is_row = rows < num_rows
@@ -90,14 +95,21 @@ def _copy_kernel(
         value = _copy_units(raw, pages, rows, slot, word, is_row, is_slot, page_units, UNITS, DATA, SCALES, PAGE_ROWS,
                             READS_RAW)  # fmt: skip
     else:
-        low = _copy_units(raw, pages, rows, slot, 2 * word, is_row, is_slot, page_units, UNITS, DATA, SCALES,
-                          PAGE_ROWS, READS_RAW)  # fmt: skip
-        high = _copy_units(raw, pages, rows, slot, 2 * word + 1, is_row, is_slot, page_units, UNITS, DATA, SCALES,
-                           PAGE_ROWS, READS_RAW)  # fmt: skip
+        # Halves of a word one beside the other: loads of every second unit would have a warp's lanes run over rows.
+        unit = tl.arange(0, 2 * BLOCK)
+        units = _copy_units(raw, pages, rows, slot, unit, is_row, is_slot, page_units, UNITS, DATA, SCALES, PAGE_ROWS,
+                            READS_RAW)  # fmt: skip
+        low, high = tl.split(units.reshape(ROWS, BLOCK, 2))
         value = (low.to(tl.int64) & 0xFFFFFFFF) | (high.to(tl.int64) << 32)
     key = (rows[:, None] * WORDS + word[None, :] + 1) * _GOLDEN
     term = tl.where(is_row[:, None] & (word < WORDS)[None, :], _mix64(value + key), 0)
-    tl.atomic_add(total, tl.sum(tl.sum(term, axis=1), axis=0), sem="relaxed")
+    share = tl.sum(tl.sum(term, axis=1), axis=0)
+    if HAS_TAIL:
+        tail = _copy_units(raw, pages, rows, slot, 2 * BLOCK + tl.arange(0, 1), is_row, is_slot, page_units, UNITS, DATA,
+                           SCALES, PAGE_ROWS, READS_RAW)  # fmt: skip
+        word = tl.sum(tail.to(tl.int64) & 0xFFFFFFFF, axis=1)
+        share += tl.sum(tl.where(is_row, _mix64(word + (rows * WORDS + WORDS) * _GOLDEN), 0), axis=0)
+    tl.atomic_add(total, share, sem="relaxed")
 
 
 @triton.jit
@@ -105,7 +117,7 @@ def _copy_units(
     raw, pages, rows, slot, unit, is_row, is_slot, page_units,
     UNITS: tl.constexpr, DATA: tl.constexpr, SCALES: tl.constexpr, PAGE_ROWS: tl.constexpr, READS_RAW: tl.constexpr,
 ):  # fmt: skip
-    """Copy unit `unit` of every row; returns [ROWS, BLOCK], zero where there is none."""
+    """Copy unit `unit` of every row; returns [ROWS, len(unit)], zero where there is none."""
     is_unit = is_row[:, None] & (unit < UNITS)[None, :]
     at_raw = raw + rows[:, None] * UNITS + unit[None, :]
     if pages is None:
