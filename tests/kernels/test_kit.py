@@ -43,6 +43,12 @@ def _row_sum_kernel(x_ptr, y_ptr, num_rows, block: tl.constexpr):
     tl.store(y_ptr + tl.program_id(0), tl.sum(x.to(tl.float32), 0) + num_rows)
 
 
+@triton.jit
+def _copy_columns_kernel(x_ptr, y_ptr, step: tl.constexpr):
+    at = tl.arange(0, 64)[:, None] * 33 + step * tl.arange(0, 32)[None, :]
+    tl.store(y_ptr + tl.arange(0, 64)[:, None] * 32 + tl.arange(0, 32)[None, :], tl.load(x_ptr + at))
+
+
 def _cast(x, dtype):
     y = torch.empty_like(x, dtype=dtype)
     _cast_kernel[(triton.cdiv(x.numel(), 1024),)](x, y, x.numel(), block=1024)
@@ -133,6 +139,17 @@ def test_a_recorded_launch_compiles_for_hopper_and_runs_nothing():
     assert ".target sm_90a" in kernel.ptx and 0 < kernel.registers <= 255
     with pytest.raises(AssertionError, match="no HGMMA"):
         kernel.assert_tensor_core("HGMMA")
+
+
+def test_accesses_across_rows_are_seen():
+    x = torch.empty(64, 64, dtype=torch.int32, device="meta")
+    with recorded_launches() as launches:
+        for step in (1, 2):
+            _copy_columns_kernel[(1,)](x, x, step=step)
+
+    launches[0].compile().assert_lanes_run_along_rows()
+    with pytest.raises(AssertionError, match="over rows in accesses of 32 columns"):
+        launches[1].compile().assert_lanes_run_along_rows()
 
 
 def test_comparisons_see_nan_and_name_the_place():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dsv4_kernels.moe import build_work_list, route_by_hash, route_by_score, sqrt_softplus
-from dsv4_kernels.router import route
+from dsv4_kernels.router import route, triton_impl
 from dsv4_kernels.testing import assert_within, unit_roundoff
 from tests.kit.kernel_checks import (
     assert_batch_invariant,
@@ -61,6 +61,20 @@ def test_the_best_experts_by_score_and_bias_are_chosen(triton_device, generator,
     assert (others <= worst + 2 * bound).all()  # nothing better was left out
     assert all(len(set(row)) == 6 for row in chosen.tolist())
     assert_within(weights, _weights(scores, chosen), 1.5 * 8 * bound)
+
+
+def test_wide_tiles_of_a_long_prompt_give_the_same_weights(triton_device, generator, monkeypatch):
+    x, weight, ids, bias, _ = _inputs(130, 512, 136, generator, triton_device)
+    expected = route(x, weight, ids, bias=bias, **OPTIONS, impl="triton")
+    monkeypatch.setattr(triton_impl, "_SPREAD_TOKENS", 100)
+    monkeypatch.setattr(triton_impl, "_WIDE_TOKENS", 100)
+
+    with guarded_allocations():
+        chosen, weights = route(x, weight, ids, bias=bias, **OPTIONS, impl="triton")
+
+    assert_fully_written(chosen, weights)
+    assert torch.equal(chosen, expected[0])
+    assert_within(weights, expected[1].double(), 1.5 * 16 * _score_bound(x, weight))
 
 
 def test_equal_scores_go_to_the_lower_expert(triton_device):
@@ -193,6 +207,7 @@ def test_tokens_do_not_depend_on_the_batch_and_graphs_replay(cuda, generator, wa
         how = {"bias": bias} if way == "score" else {"table": table}
         return route(x, weight, ids, **how, **OPTIONS, impl="triton")
 
-    rows = [[0], [699], range(7), range(128), range(513), [5, 5, 31]]  # up to 512 tokens chunks are spread
+    # up to 512 tokens chunks are spread over programs, and above 4,096 tiles are wider
+    rows = [[0], [699], range(7), range(128), range(513), [5, 5, 31], [row % 700 for row in range(4200)]]
     assert_batch_invariant(op, (x, weight, ids, bias, table), batched=[0, 2], rows=rows)
     assert_graph_replays(op, (x, weight, ids, bias, table), (other[0], weight, other[2], bias, table))

@@ -121,7 +121,9 @@ def compile_sm90a(
     attrs = {(names.index(name),): [["tt.divisibility", _ALIGNMENT]] for name in aligned}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attrs)
     built = triton.compile(source, target=_TARGET, options=options)
-    return Sm90aKernel(kernel.fn.__name__, built.asm["ptx"], built.asm["cubin"], built.metadata.shared, built.asm["ttgir"])
+    return Sm90aKernel(
+        kernel.fn.__name__, built.asm["ptx"], built.asm["cubin"], built.metadata.shared, built.asm["ttgir"]
+    )
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """A compressor's step in Triton: one program per token and compressor, in one launch.
 
-A program stores its token's state row and, when the token completes a block, pools the block, normalises, rotates,
-rounds and stores the entry. Tokens of earlier steps are read from the state ring, those of this step from the
-projection. A step longer than the ring's headroom would overwrite rows that its own entries still need: it takes two
-launches, entries first. Blocks are pooled in chunks of rows with a running maximum, in an order that depends on
-positions within the block only.
+It stores its token's state row and, when the token completes a block, pools the block, normalises, rotates, rounds
+and stores the entry. Tokens of earlier steps are read from the state ring, those of this step from the projection. A
+step longer than the ring's headroom would overwrite rows that its own entries still need: it takes two launches,
+entries first, and a program takes several tokens, because most have nothing to store in either. Blocks are pooled in
+chunks of rows with a running maximum, in an order that depends on positions within the block only.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -21,6 +21,7 @@ from dsv4_kernels.kv.triton_rows import hadamard_row, norm_row, pool_views, rota
 
 _CHUNK_ROWS = 16  # tokens in registers at once
 _NUM_WARPS = 8
+_STATE_GROUP = 4  # tokens of one program that only stores state, which few tokens of a long step need
 
 pool_entries = reference.pool_entries  # a step on the GPU is `compress`
 
@@ -32,15 +33,17 @@ def compress(parts: Sequence[CompressorPart], batch: CompressorBatch, ratio: int
     headroom = min(part.state.rows_per_page for part in parts) - num_sets(ratio) * ratio
     cis = torch.view_as_real(batch.cis).contiguous()
     shared = (
-        batch.positions, batch.token_to_seq, batch.cu_seqlens_q, batch.state_slots, batch.page_table.contiguous(),
+        num_tokens, batch.positions, batch.token_to_seq, batch.cu_seqlens_q, batch.state_slots, batch.page_table.contiguous(),
         batch.page_table.shape[1], cis, eps,
     )  # fmt: skip
     first, second = _pointers(parts[0]), _pointers(parts[-1])
-    for entries, state in [(True, True)] if batch.max_seqlen_q <= headroom + 1 else [(True, False), (False, True)]:
-        _compress_kernel[(num_tokens, len(parts))](
-            *shared, *first, *second, *_sizes(parts[0]), *_sizes(parts[-1]), RATIO=ratio, SETS=num_sets(ratio),
-            PAIRS=batch.cis.shape[1], CHUNK=min(_CHUNK_ROWS, num_sets(ratio) * ratio), ENTRIES=entries, STATE=state,
-            num_warps=_NUM_WARPS,
+    launches = [(True, True, 1)]
+    if batch.max_seqlen_q > headroom + 1:
+        launches = [(True, False, ratio), (False, True, _STATE_GROUP)]
+    for entries, state, group in launches:
+        _compress_kernel[(triton.cdiv(num_tokens, group), len(parts))](
+            *shared, *first, *second, *_sizes(parts[0]), *_sizes(parts[-1]), RATIO=ratio, SETS=num_sets(ratio), PAIRS=batch.cis.shape[1], CHUNK=min(_CHUNK_ROWS, num_sets(ratio) * ratio), ENTRIES=entries, STATE=state,
+            GROUP=group, num_warps=_NUM_WARPS,
         )  # fmt: skip
 
 
@@ -63,7 +66,7 @@ def _sizes(part: CompressorPart) -> tuple[int | str | bool, ...]:
 
 @triton.jit
 def _compress_kernel(
-    positions, token_to_seq, cu_seqlens_q, state_slots, page_table, num_columns, cis, eps,
+    num_tokens, positions, token_to_seq, cu_seqlens_q, state_slots, page_table, num_columns, cis, eps,
     kv_a, gate_a, kv_stride_a, gate_stride_a, ape_a, weight_a, state_a, values_a, tail_a, codes_a, num_slots_a, bytes_a,
     kv_b, gate_b, kv_stride_b, gate_stride_b, ape_b, weight_b, state_b, values_b, tail_b, codes_b, num_slots_b, bytes_b,
     D_A: tl.constexpr, BLOCK_A: tl.constexpr, RING_A: tl.constexpr, ROWS_A: tl.constexpr, ROPE_A: tl.constexpr,
@@ -71,11 +74,23 @@ def _compress_kernel(
     D_B: tl.constexpr, BLOCK_B: tl.constexpr, RING_B: tl.constexpr, ROWS_B: tl.constexpr, ROPE_B: tl.constexpr,
     KIND_B: tl.constexpr, IS_BF16_B: tl.constexpr, ROTATED_B: tl.constexpr,
     RATIO: tl.constexpr, SETS: tl.constexpr, PAIRS: tl.constexpr, CHUNK: tl.constexpr, ENTRIES: tl.constexpr,
-    STATE: tl.constexpr,
+    STATE: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0).to(tl.int64)
-    position = tl.load(positions + token).to(tl.int64)
-    if position >= 0:
+    """GROUP tokens a program; those that have something to store follow one another."""
+    rows = tl.program_id(0) * GROUP + tl.arange(0, GROUP)
+    position_of = tl.load(positions + rows, mask=rows < num_tokens, other=-1)
+    is_due = position_of >= 0
+    if not STATE:
+        is_due = is_due & ((position_of + 1) % RATIO == 0)
+    if not ENTRIES:
+        end = tl.load(cu_seqlens_q + tl.load(token_to_seq + rows, mask=is_due, other=0) + 1)
+        is_due = is_due & (end - rows <= tl.maximum(RING_A, RING_B))
+    due = tl.where(is_due, rows, num_tokens)
+    # Addresses of the body in registers across the loop would halve the programs that a multiprocessor holds.
+    for _ in tl.range(tl.sum(is_due.to(tl.int32), axis=0), disable_licm=True):
+        row = tl.min(due, axis=0)
+        token = row.to(tl.int64)
+        position = tl.load(positions + token).to(tl.int64)
         seq = tl.load(token_to_seq + token)
         start = position - (token - tl.load(cu_seqlens_q + seq))  # first position of this step
         behind = tl.load(cu_seqlens_q + seq + 1) - token
@@ -99,6 +114,7 @@ def _compress_kernel(
                              gate_stride_b, ape_b, weight_b, state_b, values_b, tail_b, codes_b, num_slots_b, bytes_b,
                              D_B, BLOCK_B, RING_B, ROWS_B, ROPE_B, KIND_B, IS_BF16_B, ROTATED_B, RATIO, SETS, PAIRS,
                              CHUNK)  # fmt: skip
+        due = tl.where(rows == row, num_tokens, due)
 
 
 @triton.jit

@@ -14,8 +14,11 @@ import triton.language as tl
 from dsv4_kernels.router import reference
 
 _CHUNK = 256  # channels; a sum of its own, so fixed
-_TOKENS, _EXPERTS, _STEP = 64, 64, 64  # tile of the product; fixed for the same reason
+_STEP = 64  # of a product; fixed for the same reason
 _SPREAD_TOKENS = 512  # up to here, chunks are spread over programs
+_WIDE_TOKENS = (
+    4096  # above, tiles twice as wide both ways, 32 by 2 programs at least: half the reads of rows and weights
+)
 
 _RENORM_FLOOR = tl.constexpr(1e-20)  # a hash-routed token may score zero on all its experts
 
@@ -43,9 +46,10 @@ def route(
     per_program = 1 if num_tokens <= _SPREAD_TOKENS else num_chunks
     num_parts = num_chunks // per_program
     logits = torch.empty(num_parts, num_tokens, num_experts, dtype=torch.float32, device=x.device)
-    _logits_kernel[(triton.cdiv(num_tokens, _TOKENS), triton.cdiv(num_experts, _EXPERTS), num_parts)](
-        x.contiguous(), weight.contiguous(), logits, num_tokens, D=dim, E=num_experts, BM=_TOKENS, BN=_EXPERTS,
-        BK=_STEP, CHUNK=_CHUNK, CHUNKS=per_program, num_warps=4, num_stages=3,
+    tile, warps = (128, 8) if num_tokens > _WIDE_TOKENS else (64, 4)
+    _logits_kernel[(triton.cdiv(num_tokens, tile), triton.cdiv(num_experts, tile), num_parts)](
+        x.contiguous(), weight.contiguous(), logits, num_tokens, D=dim, E=num_experts, BM=tile, BN=tile, BK=_STEP,
+        CHUNK=_CHUNK, CHUNKS=per_program, num_warps=warps, num_stages=4,
     )  # fmt: skip
     _select_kernel[(num_tokens,)](
         logits, bias, table, input_ids, ids, weights, num_tokens, vocab_size, scaling, PARTS=num_parts, E=num_experts,
@@ -67,22 +71,22 @@ def _logits_kernel(
     step = tl.arange(0, BK)
     token = rows.to(tl.int64)[:, None]
     total = tl.zeros((BM, BN), tl.float32)
-    for chunk in range(CHUNKS):
-        first = (part * CHUNKS + chunk) * CHUNK
-        sums = tl.zeros((BM, BN), tl.float32)
-        for k in range(0, CHUNK, BK):
-            channel = first + k + step
-            is_channel = channel < D
-            a = tl.load(
-                x + token * D + channel[None, :], mask=(rows < num_tokens)[:, None] & is_channel[None, :], other=0.0
-            )
-            b = tl.load(
-                weight + experts[None, :] * D + channel[:, None],
-                mask=(experts < E)[None, :] & is_channel[:, None],
-                other=0.0,
-            )
-            sums = tl.dot(a, b, sums)
-        total += sums
+    sums = tl.zeros((BM, BN), tl.float32)
+    steps: tl.constexpr = CHUNK // BK
+    for i in range(CHUNKS * steps):  # one loop over all chunks: the loads of the next do not wait for the end of one
+        channel = part * (CHUNKS * CHUNK) + i * BK + step
+        is_channel = channel < D
+        a = tl.load(
+            x + token * D + channel[None, :], mask=(rows < num_tokens)[:, None] & is_channel[None, :], other=0.0
+        )
+        b = tl.load(
+            weight + experts[None, :] * D + channel[:, None],
+            mask=(experts < E)[None, :] & is_channel[:, None],
+            other=0.0,
+        )
+        sums = tl.dot(a, b, tl.where(i % steps == 0, 0.0, sums))
+        if i % steps == steps - 1:
+            total += sums
     to = logits + (part.to(tl.int64) * num_tokens + token) * E + experts[None, :]
     tl.store(to, total, mask=(rows < num_tokens)[:, None] & (experts < E)[None, :])
 

@@ -105,8 +105,9 @@ def _copy_kernel(
     term = tl.where(is_row[:, None] & (word < WORDS)[None, :], _mix64(value + key), 0)
     share = tl.sum(tl.sum(term, axis=1), axis=0)
     if HAS_TAIL:
-        tail = _copy_units(raw, pages, rows, slot, 2 * BLOCK + tl.arange(0, 1), is_row, is_slot, page_units, UNITS, DATA,
-                           SCALES, PAGE_ROWS, READS_RAW)  # fmt: skip
+        last = 2 * BLOCK + tl.arange(0, 1)
+        tail = _copy_units(raw, pages, rows, slot, last, is_row, is_slot, page_units, UNITS, DATA, SCALES, PAGE_ROWS,
+                           READS_RAW)  # fmt: skip
         word = tl.sum(tail.to(tl.int64) & 0xFFFFFFFF, axis=1)
         share += tl.sum(tl.where(is_row, _mix64(word + (rows * WORDS + WORDS) * _GOLDEN), 0), axis=0)
     tl.atomic_add(total, share, sem="relaxed")
