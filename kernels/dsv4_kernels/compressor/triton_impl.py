@@ -33,8 +33,8 @@ def compress(parts: Sequence[CompressorPart], batch: CompressorBatch, ratio: int
     headroom = min(part.state.rows_per_page for part in parts) - num_sets(ratio) * ratio
     cis = torch.view_as_real(batch.cis).contiguous()
     shared = (
-        num_tokens, batch.positions, batch.token_to_seq, batch.cu_seqlens_q, batch.state_slots, batch.page_table.contiguous(),
-        batch.page_table.shape[1], cis, eps,
+        num_tokens, batch.positions, batch.token_to_seq, batch.cu_seqlens_q, batch.state_slots,
+        batch.page_table.contiguous(), batch.page_table.shape[1], cis, eps,
     )  # fmt: skip
     first, second = _pointers(parts[0]), _pointers(parts[-1])
     launches = [(True, True, 1)]
@@ -42,7 +42,8 @@ def compress(parts: Sequence[CompressorPart], batch: CompressorBatch, ratio: int
         launches = [(True, False, ratio), (False, True, _STATE_GROUP)]
     for entries, state, group in launches:
         _compress_kernel[(triton.cdiv(num_tokens, group), len(parts))](
-            *shared, *first, *second, *_sizes(parts[0]), *_sizes(parts[-1]), RATIO=ratio, SETS=num_sets(ratio), PAIRS=batch.cis.shape[1], CHUNK=min(_CHUNK_ROWS, num_sets(ratio) * ratio), ENTRIES=entries, STATE=state,
+            *shared, *first, *second, *_sizes(parts[0]), *_sizes(parts[-1]), RATIO=ratio, SETS=num_sets(ratio),
+            PAIRS=batch.cis.shape[1], CHUNK=min(_CHUNK_ROWS, num_sets(ratio) * ratio), ENTRIES=entries, STATE=state,
             GROUP=group, num_warps=_NUM_WARPS,
         )  # fmt: skip
 
