@@ -136,13 +136,14 @@ def test_a_row_has_the_same_bits_in_any_batch_and_tile(triton_device, generator)
     assert same_bits(op(x, ids, weights), fp4_experts(x, ids, weights, experts, work=work, impl="triton"))
 
 
+@pytest.mark.parametrize("is_split", [False, True])
 @pytest.mark.parametrize("kinds", [{}, {"is_folded": False}])
-def test_every_launch_option_gives_the_same_bits(triton_device, generator, kinds):
+def test_every_launch_option_gives_the_same_bits(triton_device, generator, kinds, is_split):
     x, ids, weights, experts = _inputs(generator, triton_device, 3, **kinds)
     work = build_work_list(ids, num_experts=E, rows_per_tile=16)
     y = fp4_experts(x, ids, weights, experts, impl="triton")
 
-    options = Config(gate_up_warps=8, gate_up_stages=3, down_warps=8, down_halves=2)
+    options = Config(8, 3, 8, 4, down_halves=2, gate_up_is_split=is_split)
     other = run_triton(x, None, ids, weights, experts, 0, None, work, torch.bfloat16, options)
 
     assert same_bits(y, other)

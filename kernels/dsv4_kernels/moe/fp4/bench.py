@@ -68,9 +68,9 @@ def _prefill_case(num_tokens: int, target: float, stretch: float) -> KernelCase:
     )
 
 
-# Candidates of (gate-up warps, stages, down warps, stages, down halves), beside what `config_for` gives.
+# Candidates of (gate-up warps, stages, down warps, stages, down halves, gate-up split), beside what `config_for` gives.
 _DECODE_OPTIONS = ((4, 4, 4, 5), (4, 3, 4, 5), (4, 3, 4, 3), (4, 3, 4, 3, 2))
-_PREFILL_OPTIONS = ((4, 3, 4, 3), (4, 3, 4, 3, 2), (8, 3, 8, 3, 2), (8, 4, 4, 4))
+_PREFILL_OPTIONS = ((8, 3, 4, 3), (4, 3, 4, 3), (4, 3, 4, 3, 2, True), (8, 3, 8, 3, 2), (8, 4, 4, 4))
 
 
 def _variants(

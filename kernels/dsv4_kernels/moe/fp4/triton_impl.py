@@ -23,6 +23,7 @@ class Config:
     down_warps: int = 4
     down_stages: int = 4
     down_halves: int = 1  # tiles of 128 output columns per program
+    gate_up_is_split: bool = False  # products of 64 weight rows instead of 128: half the registers of a product
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class TiledRows:
 
 def config_for(work: WorkList) -> Config:
     """Launch options for a work list; a function of its shapes."""
-    return Config(8, 3, 4, 3) if work.rows_per_tile > 32 else Config()
+    return Config(4, 3, 4, 3, gate_up_is_split=True) if work.rows_per_tile > 32 else Config()
 
 
 def fp4_experts(
@@ -91,7 +92,7 @@ def gate_up(
         x.values, x.scale_tiles, w13.words, w13.exponents, w13.block_exponent, work.pairs, work.tile_expert,
         work.tile_first, work.tile_rows, weights, hidden.values, hidden.scale_tiles, limit,
         num_columns=w13.num_columns, num_tiles=num_tiles, tokens=work.rows_per_tile, is_folded=w13.is_folded,
-        use_ptx=uses_ptx(weights), launch_pdl=uses_ptx(weights),
+        is_split=config.gate_up_is_split, use_ptx=uses_ptx(weights), launch_pdl=uses_ptx(weights),
         num_warps=config.gate_up_warps, num_stages=config.gate_up_stages,
     )  # fmt: skip
     return hidden

@@ -50,7 +50,8 @@ def gather_kernel(
 def gate_up_kernel(
     rows_ptr, scale_tiles_ptr, words_ptr, exponents_ptr, block_exponent_ptr, pairs_ptr, tile_expert_ptr,
     tile_first_ptr, tile_rows_ptr, weights_ptr, hidden_ptr, hidden_scale_tiles_ptr, limit, num_columns: tl.constexpr,
-    num_tiles: tl.constexpr, tokens: tl.constexpr, is_folded: tl.constexpr, use_ptx: tl.constexpr,
+    num_tiles: tl.constexpr, tokens: tl.constexpr, is_folded: tl.constexpr, is_split: tl.constexpr,
+    use_ptx: tl.constexpr,
 ):  # fmt: skip
     """One tile of 128 intermediate columns for one tile of the work list.
 
@@ -66,7 +67,7 @@ def gate_up_kernel(
         weight_tile = expert.to(tl.int64) * num_tiles + tile
         gate, up = _product(
             rows_ptr, scale_tiles_ptr, first, item, words_ptr, exponents_ptr, block_exponent_ptr, weight_tile,
-            num_columns, 2, True, tokens, is_folded, use_ptx,
+            num_columns, 2, True, tokens, is_folded, is_split, use_ptx,
         )  # fmt: skip
         start_next(use_ptx)
         gate = tl.minimum(gate, limit)
@@ -98,7 +99,7 @@ def down_kernel(
         weight_tile = expert.to(tl.int64) * num_tiles + tile
         product, other = _product(
             hidden_ptr, hidden_scale_tiles_ptr, first, item, words_ptr, exponents_ptr, block_exponent_ptr, weight_tile,
-            num_columns, halves, False, tokens, is_folded, use_ptx,
+            num_columns, halves, False, tokens, is_folded, False, use_ptx,
         )  # fmt: skip
         start_next(use_ptx)
         column = tl.arange(0, tokens)
@@ -142,12 +143,13 @@ def quantise(x, axis: tl.constexpr):
 def _product(
     rows_ptr, scale_tiles_ptr, first, item, words_ptr, exponents_ptr, block_exponent_ptr, weight_tile,
     num_columns: tl.constexpr, halves: tl.constexpr, is_one_tile: tl.constexpr, tokens: tl.constexpr,
-    is_folded: tl.constexpr, use_ptx: tl.constexpr,
+    is_folded: tl.constexpr, is_split: tl.constexpr, use_ptx: tl.constexpr,
 ):  # fmt: skip
     """128 or 2 x 128 weight rows, one tile or two in a row, times the activations first, first + 1, ...
 
     Columns behind the work item's rows hold other or undefined rows: a column never enters another. The halves share
-    the activations and take turns with the registers of a product. Returns: two blocks [128, tokens] fp32.
+    the activations and take turns with the registers of a product; split products of 64 rows need half of them, and
+    words addressed from one pointer leave none to be spilled. Returns: two blocks [128, tokens] fp32.
     """
     num_blocks: tl.constexpr = num_columns // 128
     tile_rows: tl.constexpr = 128 * halves if is_one_tile else 128
@@ -159,19 +161,28 @@ def _product(
     scale_ptr = scale_tiles_ptr + item.to(tl.int64) * (num_blocks * tokens)
     word_ptr = words_ptr + block * (tile_rows * 16)
     exponent_ptr = exponents_ptr + block * tile_rows
-    total = tl.zeros((128, tokens), tl.float32)
-    other = tl.zeros((128, tokens), tl.float32)
     if is_folded:
+        part_rows: tl.constexpr = 64 if is_split else 128
+        part_row = tl.arange(0, part_rows // 2)[:, None] + tl.arange(0, 2)[None, :] * (tile_rows // 2)
         x_ptrs = row_ptr + column[None, :] * num_columns + tl.arange(0, 128)[:, None]
-        word_ptrs = word_ptr + weight_row[:, :, None] * 16 + tl.arange(0, 16)[None, None, :]
-        exponent_ptrs = exponent_ptr + weight_row
+        word_at = part_row[:, :, None] * 16 + tl.arange(0, 16)[None, None, :]
+        exponent_ptrs = exponent_ptr + part_row
         scale_ptrs = scale_ptr + column
         scale = tl.load(scale_ptrs) + tl.load(block_exponent_ptr + block)
+        total = tl.zeros((part_rows, tokens), tl.float32)
+        other = tl.zeros((part_rows, tokens), tl.float32)
+        lower = tl.zeros((part_rows, tokens), tl.float32)
+        other_lower = tl.zeros((part_rows, tokens), tl.float32)
         for k in range(num_blocks):
             x = tl.load(x_ptrs)
             factor = scale.to(tl.float32, bitcast=True)[None, :]
-            weights = unpack_tile(tl.load(word_ptrs), tl.load(exponent_ptrs), 128, use_ptx)
+            weights = unpack_tile(tl.load(word_ptr + word_at), tl.load(exponent_ptrs), part_rows, use_ptx)
             total += tl.dot(weights, x) * factor
+            if is_split:
+                weights = unpack_tile(
+                    tl.load(word_ptr + 32 * 16 + word_at), tl.load(exponent_ptrs + 32), part_rows, use_ptx
+                )
+                lower += tl.dot(weights, x) * factor
             if halves == 2:
                 if not is_one_tile:
                     shift = tl.load(block_exponent_ptr + block + k + num_blocks) - tl.load(
@@ -179,15 +190,26 @@ def _product(
                     )
                     factor = (scale + shift).to(tl.float32, bitcast=True)[None, :]
                 weights = unpack_tile(
-                    tl.load(word_ptrs + other_row * 16), tl.load(exponent_ptrs + other_row), 128, use_ptx
+                    tl.load(word_ptr + other_row * 16 + word_at), tl.load(exponent_ptrs + other_row), part_rows, use_ptx
                 )
                 other += tl.dot(weights, x) * factor
+                if is_split:
+                    weights = unpack_tile(
+                        tl.load(word_ptr + (other_row + 32) * 16 + word_at), tl.load(exponent_ptrs + (other_row + 32)),
+                        part_rows, use_ptx,
+                    )  # fmt: skip
+                    other_lower += tl.dot(weights, x) * factor
             following = tl.minimum(k + 1, num_blocks - 1)  # one block ahead: these small reads are not pipelined
             scale = tl.load(scale_ptrs + following * tokens) + tl.load(block_exponent_ptr + block + following)
             x_ptrs += 128
-            word_ptrs += tile_rows * 16
+            word_ptr += tile_rows * 16
             exponent_ptrs += tile_rows
+        if is_split:
+            total = _below(total, lower)
+            other = _below(other, other_lower)
     else:
+        total = tl.zeros((128, tokens), tl.float32)
+        other = tl.zeros((128, tokens), tl.float32)
         group_words = word_ptr + weight_row[:, :, None] * 16 + 4 * tl.arange(0, 4)[None, None, :]
         group_x = row_ptr + column[None, :] * num_columns + tl.arange(0, 32)[:, None]
         for k in range(num_blocks * 4):
@@ -201,6 +223,12 @@ def _product(
                 codes += other_row
                 other += _group_product(words, codes, x, k % 4, tile_rows // 2, use_ptx) * scale[None, :]
     return total, other
+
+
+@triton.jit
+def _below(upper, lower):
+    """[rows, tokens] twice -> [2 * rows, tokens]."""
+    return tl.join(upper, lower).permute(2, 0, 1).reshape(2 * upper.shape[0], upper.shape[1])
 
 
 @triton.jit
