@@ -108,9 +108,15 @@ def describe(err: Exception, request_id: str) -> ErrorBody:
         message=_shortened(err.message, _MAX_MESSAGE_CHARS),
         type=_TYPES.get(err.http_status, default_type),
         param=None if param is None else _shortened(param, _MAX_PARAM_CHARS),
-        code=next(_CODES[cls] for cls in type(err).__mro__ if cls in _CODES),
+        code=_code(err),
         retryable=err.retryable,
     )
+
+
+def _code(err: errors.Dsv4Error) -> str:
+    if isinstance(err, errors.OverloadedError) and err.http_status != errors.OverloadedError.http_status:
+        return "overloaded"  # by others, not by what this client sent
+    return next(_CODES[cls] for cls in type(err).__mro__ if cls in _CODES)
 
 
 def _shortened(text: str, max_chars: int) -> str:

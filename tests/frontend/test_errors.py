@@ -255,6 +255,7 @@ def test_unknown_paths_and_methods_use_the_envelope(http, method, path, status):
     "err, status, code",
     [
         (OverloadedError("full"), 429, "rate_limit_exceeded"),
+        (OverloadedError("no thread", http_status=503), 503, "overloaded"),
         (WorkerLostError("worker 3 died"), 503, "worker_lost"),
         (DeadlineExceededError("600 s are over"), 504, "deadline_exceeded"),
         (NonFiniteLogitsError("NaN at layer 2"), 500, "non_finite_logits"),
