@@ -128,6 +128,40 @@ def test_free_pages_go_back_when_asked_and_blocks_in_use_stay():
     assert float(fresh) == 0
 
 
+FORKS = """
+import os, signal, threading, torch
+from dsv4_kernels.native.arena import open_arena
+torch.set_num_threads(1)
+open_arena()
+is_over = threading.Event()
+
+def work():
+    while not is_over.is_set():
+        torch.empty(1 << 15).fill_(1)
+
+threads = [threading.Thread(target=work) for _ in range(3)]
+for thread in threads:
+    thread.start()
+codes = []
+for _ in range(200):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends a child that waits for ever
+        os._exit(int(torch.ones(1 << 15).sum() != 1 << 15))
+    codes.append(os.waitpid(child, 0)[1])
+    if codes[-1]:
+        break
+is_over.set()
+for thread in threads:
+    thread.join()
+print(set(codes))
+"""
+
+
+def test_a_forked_child_can_use_it_whatever_other_threads_were_doing():
+    assert in_a_process(FORKS) == "{0}"
+
+
 FULL = """
 import ctypes, torch
 from pathlib import Path

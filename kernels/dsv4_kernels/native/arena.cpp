@@ -7,6 +7,7 @@
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -46,6 +47,10 @@ class Arena final : public c10::Allocator {
     }
 
     c10::DeleterFnPtr raw_deleter() const override;
+
+    /* Around a fork no other thread is inside, so that the child finds the arena whole and unlocked. */
+    void lock() { mutex_.lock(); }
+    void unlock() { mutex_.unlock(); }
 
     void copy_data(void *to, const void *from, size_t num_bytes) const override { std::memcpy(to, from, num_bytes); }
 
@@ -153,6 +158,7 @@ c10::DeleterFnPtr Arena::raw_deleter() const { return &free_block; }
 EXPORT int dsv4_arena_open(size_t num_bytes, size_t smallest) {
     if (arena().is_open()) return 0;
     if (!arena().open(num_bytes, smallest)) return 1;
+    pthread_atfork([] { arena().lock(); }, [] { arena().unlock(); }, [] { arena().unlock(); });
     c10::SetCPUAllocator(&arena(), 255);
     return c10::GetCPUAllocator() == &arena() ? 0 : 1;
 }
