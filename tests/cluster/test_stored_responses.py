@@ -38,7 +38,7 @@ def test_every_router_finds_an_earlier_response(cluster):
 
 def test_any_router_cancels_a_background_response(cluster):
     def start(api: openai.OpenAI):
-        return ask(api, background=True, max_output_tokens=4000)
+        return ask(api, background=True, max_output_tokens=4000, extra_body={"ignore_eos": True})
 
     queued = each_on_its_own(cluster, start)
     wait_until(lambda: cluster.num_running() == NUM_TRIES)
