@@ -59,6 +59,7 @@ class _Constraint:
     compile_until_s: float
     taken: list[int]  # generated tokens that the matcher has accepted
     lane: ThreadPoolExecutor
+    is_known: bool  # its grammar was compiled before, so that no compiling thread works for it
     walk: DraftWalk | None = None
     draft_token_ids: tuple[int, ...] = ()  # what the last job computes masks for
     job: Future[RowMasks] | None = None  # the last one; those before it are done when it is
@@ -112,7 +113,7 @@ class Constraints:
         if self._checkpoint_dir is None:
             raise InvalidRequestError("this model has no tokenizer, so its answers cannot be constrained")
         known = None if self._cache is None else self._cache.find(request.structured)
-        if known is None and self._num_held_threads() == COMPILE_THREADS:
+        if known is None and self._num_held_threads() >= COMPILE_THREADS:
             raise _no_thread(request.request_id)
         lane = self._compilers if known is None else self._masker
         self._constraints[request.request_id] = _Constraint(
@@ -121,6 +122,7 @@ class Constraints:
             self._clock.now_s() + COMPILE_LIMIT_S,
             list(generated_token_ids),
             self._masker,
+            known is not None,
         )
 
     def may_sample(self, request_id: str) -> bool:
@@ -192,7 +194,8 @@ class Constraints:
         """Forget a request; unknown ids are ignored. What a thread is computing for it is dropped when it is done."""
         constraint = self._constraints.pop(request_id, None)
         if constraint is not None:
-            if not constraint.matcher.cancel() and not constraint.matcher.done():
+            is_left = not constraint.matcher.cancel() and not constraint.matcher.done()
+            if is_left and not constraint.is_known:
                 self._left_behind.append((constraint.matcher, constraint.compile_until_s))
             if constraint.job is not None:
                 constraint.job.cancel()
@@ -208,7 +211,7 @@ class Constraints:
             return None if error is None else _typed(error)
         if self._clock.now_s() < constraint.compile_until_s:
             return None
-        if not constraint.matcher.running():
+        if not constraint.is_known and not constraint.matcher.running():
             return _no_thread(constraint.request.request_id)
         return InvalidRequestError(
             f"{constraint.request.request_id}: the grammar was not compiled within {COMPILE_LIMIT_S:.0f} s"
