@@ -16,8 +16,8 @@ AUTO = "auto"
 
 # Ops and their implementations, the fastest first; "reference" runs anywhere.
 # "native" are the C kernels: CPU, where they could be built. "triton" and "tilelang" are for GPUs of the Hopper class;
-# asked for by name they are handed out anywhere, because the tests interpret and compile them without a GPU. "torch" is
-# a library product of PyTorch's.
+# asked for by name they are handed out anywhere, because the tests interpret and compile them without a GPU. "gluon" is
+# Triton's language with explicit layouts, for Hopper alone. "torch" is a library product of PyTorch's.
 _IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "attention": ("native", "reference"),
     "attention.decode": ("triton", "reference"),
@@ -43,10 +43,11 @@ _IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
 # with the C kernels). The two ops named here have fp32 inputs in a bf16 model as well.
 _NATIVE_IN_FP32 = frozenset({"compressor", "moe"})
 
-_MODULES = {name: f"{name}_impl" for name in ("triton", "tilelang", "torch")} | {
+_MODULES = {name: f"{name}_impl" for name in ("gluon", "triton", "tilelang", "torch")} | {
     name: name for name in ("native", "reference")
 }
 _MIN_CAPABILITY = (9, 0)  # FP8 tensor cores on 64-row operands; older GPUs run the references
+_PACKAGES = {"gluon": "triton"}  # where the name of an implementation is not that of its package
 
 
 class UnknownImplementationError(ValueError):
@@ -92,11 +93,16 @@ def why_not(name: str, device: torch.device) -> str | None:
         return None
     if name == "native":
         return None if is_available(device, torch.bfloat16) else "needs an AVX-512 BF16 processor and a C compiler"
-    if find_spec(name) is None:
-        return f"package {name} is not installed"
+    package = _PACKAGES.get(name, name)
+    if find_spec(package) is None:
+        return f"package {package} is not installed"
     if device.type != "cuda" or not torch.cuda.is_available():
         return "needs a GPU"
     capability = torch.cuda.get_device_capability(device)
+    if name == "gluon":  # its wgmma instructions exist there and on no other generation
+        return (
+            None if capability == _MIN_CAPABILITY else f"needs compute capability {_MIN_CAPABILITY}, found {capability}"
+        )
     return None if capability >= _MIN_CAPABILITY else f"needs compute capability {_MIN_CAPABILITY}, found {capability}"
 
 

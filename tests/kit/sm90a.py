@@ -1,4 +1,4 @@
-"""Compiles Triton kernels for sm_90a without a GPU and reads what came out: registers, spills, instructions.
+"""Compiles Triton and Gluon kernels for sm_90a without a GPU and reads what came out: registers, spills, instructions.
 
 `recorded_launches` runs an op on meta tensors of the real model's shapes and notes what it would launch, so that the
 checked kernel has the argument types, constants and options that the op really uses.
@@ -17,6 +17,7 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction, mangle_type
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -119,7 +120,8 @@ def compile_sm90a(
         aligned = tuple(name for name, kind in signature.items() if kind.startswith("*"))
     names = list(signature)
     attrs = {(names.index(name),): [["tt.divisibility", _ALIGNMENT]] for name in aligned}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attrs)
+    kind = GluonASTSource if kernel.is_gluon() else ASTSource
+    source = kind(fn=kernel, signature=signature, constexprs=constexprs, attrs=attrs)
     built = triton.compile(source, target=_TARGET, options=options)
     return Sm90aKernel(
         kernel.fn.__name__, built.asm["ptx"], built.asm["cubin"], built.metadata.shared, built.asm["ttgir"]
