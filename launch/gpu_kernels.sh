@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 out=${1:?usage: gpu_kernels.sh OUT_DIR [WORDS]}
 shift
 mkdir -p "$out"
-export PYTHONPATH=.:kernels
+export PYTHONPATH=.:kernels${PYTHONPATH:+:$PYTHONPATH}
 workers=()  # most of a test is compiling, which takes a core each
 python3 -c "import xdist" 2>/dev/null && workers=(-n 8)
 

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import torch
 
+from dsv4_kernels.peers import Peer
+
 Roof = Literal["bandwidth", "fp8", "bf16", "microseconds"]
 
 
@@ -31,3 +33,5 @@ class KernelCase:
     stretch_fraction: float  # of the roof; for "microseconds" the time to aim at
     # Other ways to run the case, timed beside `run`: candidates of tile sizes, other backends.
     variants: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    # Kernels of other libraries for the same inputs, by the name of their row.
+    peers: Mapping[str, Peer] = field(default_factory=dict)

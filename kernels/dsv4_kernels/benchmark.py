@@ -8,8 +8,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from dsv4_kernels import peers
 from dsv4_kernels.bench_case import KernelCase
 
 _WARM_ROUNDS = 2
@@ -39,6 +40,21 @@ class Measurement:
     fraction: float  # of the roof; for "microseconds" target / time
     verdict: str  # "stretch", "target", "below"
     roof: str
+    is_peer: bool = False  # a kernel of another library
+    lacks: str = ""  # what it does not do of what our op does
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Our op and a kernel of another library, timed in one run."""
+
+    name: str
+    shape: str
+    winner: str  # "ours", or the peer's row
+    ours_us: float
+    peer: str
+    peer_us: float
+    lacks: str  # what the peer does not do
 
 
 def find_cases(wanted: Sequence[str] = ()) -> list[KernelCase]:
@@ -67,24 +83,58 @@ def measure_roofs(device: torch.device) -> dict[str, float]:
 
 
 def run_case(
-    case: KernelCase, roofs: dict[str, float], device: torch.device, *, with_variants: bool
+    case: KernelCase,
+    roofs: dict[str, float],
+    device: torch.device,
+    *,
+    with_variants: bool,
+    libraries: Mapping[str, Any],
 ) -> Iterator[Measurement | str]:
-    """Time `run` and the variants of one case; a string says what failed."""
+    """Time `run`, the variants of one case, and its peers among `libraries`; a string says what failed."""
     inputs = case.make_inputs(device, torch.Generator(device=device).manual_seed(0))
     calls = {"run": case.run, **(case.variants if with_variants else {})}
     for name, call in calls.items():
         try:
             rounds = _time(call, inputs)
         except Exception as error:  # a candidate may ask for more registers or shared memory than there are
-            yield f"{case.name}, {case.shape}, {name}: {type(error).__name__}: {str(error)[:200]}"
+            yield _failure(case, name, error)
             continue
-        middle = median(rounds)
-        rate, fraction = _rate(case, middle, roofs)
-        verdict = "stretch" if _reaches(case, fraction, case.stretch_fraction) else "below"
-        if verdict == "below" and _reaches(case, fraction, case.target_fraction):
-            verdict = "target"
-        times = (middle * _MICRO, min(rounds) * _MICRO, max(rounds) * _MICRO)
-        yield Measurement(case.name, case.shape, name, *times, rate, fraction, verdict, case.roof)
+        yield _measurement(case, name, rounds, roofs)
+    for name, peer in case.peers.items():
+        library = libraries[peer.library]
+        if isinstance(library, peers.Absence):
+            continue
+        try:
+            rounds = _time(lambda call: call.run(), peers.prepare(peer, library, inputs, case.run(inputs[0])))
+        except Exception as error:  # a library has limits of its own, and errors of its own
+            yield _failure(case, name, error)
+            continue
+        yield replace(_measurement(case, name, rounds, roofs), is_peer=True, lacks=peer.lacks)
+
+
+def compare(results: Sequence[Measurement]) -> list[Comparison]:
+    """What the op runs against each peer of one case that was timed."""
+    ours = next((one for one in results if one.variant == "run"), None)
+    return [_comparison(ours, one) for one in results if ours and one.is_peer]
+
+
+def _comparison(ours: Measurement, peer: Measurement) -> Comparison:
+    winner = "ours" if ours.median_us <= peer.median_us else peer.variant
+    return Comparison(ours.name, ours.shape, winner, ours.median_us, peer.variant, peer.median_us, peer.lacks)
+
+
+def _failure(case: KernelCase, variant: str, error: Exception) -> str:
+    return f"{case.name}, {case.shape}, {variant}: {type(error).__name__}: {str(error)[:200]}"
+
+
+def _measurement(case: KernelCase, variant: str, rounds: list[float], roofs: dict[str, float]) -> Measurement:
+    middle = median(rounds)
+    rate, fraction = _rate(case, middle, roofs)
+    verdict = "stretch" if _reaches(case, fraction, case.stretch_fraction) else "below"
+    if verdict == "below" and _reaches(case, fraction, case.target_fraction):
+        verdict = "target"
+    times = (middle * _MICRO, min(rounds) * _MICRO, max(rounds) * _MICRO)
+    return Measurement(case.name, case.shape, variant, *times, rate, fraction, verdict, case.roof)
 
 
 def _rate(case: KernelCase, seconds: float, roofs: dict[str, float]) -> tuple[float, float]:
@@ -159,27 +209,39 @@ def run_benchmarks(words: Sequence[str], out: Path | None, baseline: Path | None
         f"{torch.cuda.get_device_name()}: copy {roofs['bandwidth'] / 1e12:.2f} TB/s, "
         f"bf16 {roofs['bf16'] / 1e12:.0f} and fp8 {roofs['fp8'] / 1e12:.0f} TFLOP/s"
     )
+    libraries = peers.find_libraries()
+    say(peers.describe(libraries))
     before = _load_baseline(baseline)
     results: list[Measurement] = []
+    comparisons: list[Comparison] = []
     failures: list[str] = []
     cases = find_cases(words)
     for index, case in enumerate(cases):
         say(f"[{index + 1}/{len(cases)}, {time.monotonic() - started:.0f} s] {case.name}: {case.shape}")
         with_variants = time.monotonic() - started < variants_until_s
-        for one in run_case(case, roofs, device, with_variants=with_variants):
+        first = len(results)
+        for one in run_case(case, roofs, device, with_variants=with_variants, libraries=libraries):
             if isinstance(one, str):
                 failures.append(one)
                 say(f"FAILED {one}")
                 continue
             results.append(one)
             say(format_row(one, before.get((one.name, one.shape, one.variant))))
+        for comparison in compare(results[first:]):
+            comparisons.append(comparison)
+            say(format_comparison(comparison))
         torch.cuda.empty_cache()
         if out:
-            out.write_text(
-                json.dumps(
-                    {"roofs": roofs, "results": [asdict(one) for one in results], "failures": failures}, indent=1
-                )
-            )
+            report = {
+                "roofs": roofs,
+                "libraries": peers.describe(libraries),
+                "results": [asdict(one) for one in results],
+                "comparisons": [asdict(one) for one in comparisons],
+                "failures": failures,
+            }
+            out.write_text(json.dumps(report, indent=1))
+    if comparisons:
+        say(format_score(comparisons))
     return 1 if failures else 0
 
 
@@ -194,6 +256,21 @@ def format_row(one: Measurement, baseline_us: float | None) -> str:
         f"{one.name:24} {one.shape:44} {one.variant:28} {one.median_us:10.1f} us "
         f"[{one.low_us:.1f}, {one.high_us:.1f}] {rate} {one.fraction:6.1%} {one.verdict}{change}"
     )
+
+
+def format_comparison(one: Comparison) -> str:
+    """The line that says who wins, by which factor, and what the peer's time does not hold."""
+    factor = max(one.ours_us, one.peer_us) / min(one.ours_us, one.peer_us)
+    return (
+        f"{one.name:24} {one.shape:44} ours {one.ours_us:.1f} us, {one.peer} {one.peer_us:.1f} us: "
+        f"{one.winner} wins, {factor:.2f} x" + (f" ({one.peer}: {one.lacks})" if one.lacks else "")
+    )
+
+
+def format_score(comparisons: Sequence[Comparison]) -> str:
+    """The last line: in how many comparisons our op is the faster one."""
+    won = sum(one.winner == "ours" for one in comparisons)
+    return f"ours wins {won} of {len(comparisons)} comparisons with other libraries"
 
 
 def say(line: str) -> None:

@@ -9,6 +9,7 @@ import torch
 from dsv4_kernels.bench_case import KernelCase
 from dsv4_kernels.indexer import index_slots
 from dsv4_kernels.kv.rows import PagedRows, RowFormat
+from dsv4_kernels.peers import deep_gemm
 from dsv4_kernels.quant import fake_quant_index
 
 _HEADS, _DIM, _TOPK, _ROWS = 64, 128, 512, 64
@@ -52,10 +53,12 @@ def _case(kind: Any, num_seqs: int, num_entries: int) -> KernelCase:
         triton_impl = import_module("dsv4_kernels.indexer.triton_impl")  # Triton is optional where nothing is timed
         return triton_impl.index_slots(*inputs, _TOPK, tiles=tiles)
 
+    peers = {"deep_gemm scan": deep_gemm.scan_peer(), "deep_gemm": deep_gemm.select_peer(_TOPK)}
     shape = f"{num_seqs} sequences x {num_entries} keys in {kind.removeprefix('index_')}, top {_TOPK}"
     return KernelCase(
         name="indexer", shape=shape,
         make_inputs=make_inputs, run=run, bytes_moved=moved,
         flops=2.0 * num_seqs * num_entries * _HEADS * _DIM, roof="bandwidth", target_fraction=0.65,
         stretch_fraction=0.8, variants={f"{tiles} tiles": partial(with_tiles, tiles=tiles) for tiles in (4, 8, 32)},
+        peers=peers if kind == "index_fp8" else {},
     )  # fmt: skip

@@ -11,6 +11,7 @@ from dsv4_kernels.attention.keys import Ending, PoolKeys
 from dsv4_kernels.attention.triton_core import Step
 from dsv4_kernels.bench_case import KernelCase, Roof
 from dsv4_kernels.kv.rows import PagedRows, RowFormat
+from dsv4_kernels.peers import flash_mla
 
 _FORMAT = RowFormat("kv_fp8", 512, 64, torch.bfloat16)
 _RING, _WINDOW, _ENTRIES_PER_PAGE, _HEADS = 136, 128, 64, 64
@@ -77,4 +78,5 @@ def _case(
         make_inputs=make_inputs, run=run, bytes_moved=moved, flops=4.0 * num_seqs * _HEADS * keys * 512, roof=roof,
         target_fraction=target, stretch_fraction=stretch,
         variants={"to FP8 rows": run_fp8} | {f"{s.keys} keys, {s.stages} stages": partial(run_steps, s) for s in STEPS},
+        peers={"flash_mla": flash_mla.decode_peer()},
     )  # fmt: skip

@@ -11,6 +11,7 @@ from dsv4_kernels.attention.prefill import PoolKeys, WindowKeys, prefill_attenti
 from dsv4_kernels.attention.triton_core import Step
 from dsv4_kernels.bench_case import KernelCase
 from dsv4_kernels.kv.rows import PagedRows, RowFormat
+from dsv4_kernels.peers import flash_mla
 
 _WINDOW, _ENTRIES_PER_PAGE, _HEADS, _DIM, _ROPE = 128, 64, 64, 512, 64
 _BF16_ROOF = 762e12  # measured with the library's product
@@ -71,4 +72,5 @@ def _case(name: str, num_tokens: int, num_entries: int, seen: int, kind: Kind) -
         make_inputs=make_inputs, run=run, bytes_moved=rows + 8 * num_slots + 4.0 * num_tokens * _HEADS * _DIM,
         flops=4.0 * num_tokens * _HEADS * keys * _DIM, roof="bf16", target_fraction=_TARGET, stretch_fraction=_STRETCH,
         variants={"to FP8 rows": run_fp8} | {f"{s.keys} keys, {s.stages} stages": partial(run_steps, s) for s in steps},
+        peers={"flash_mla": flash_mla.prefill_peer()},
     )  # fmt: skip

@@ -8,6 +8,7 @@ import torch
 from dsv4_kernels.bench_case import KernelCase, Roof
 from dsv4_kernels.dispatch import implementation
 from dsv4_kernels.gemm.fp8 import Fp8Weight, fp8_linear, make_fp8_weight
+from dsv4_kernels.peers import deep_gemm
 from dsv4_kernels.quant import Fp8Rows, quantise_fp8
 
 _ROTATE_BYTES = 1 << 28  # over four times the L2
@@ -70,6 +71,7 @@ def _case(
         target_fraction=target,
         stretch_fraction=stretch,
         variants=variants,
+        peers={"deep_gemm": deep_gemm.linear_peer()},
     )
 
 

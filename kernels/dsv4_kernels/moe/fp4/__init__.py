@@ -6,6 +6,7 @@ from dsv4_kernels.moe.fp4.layout import (
     PackedFp4,
     can_pack,
     pack_fp4_experts,
+    unpack_codes,
     unpack_fp4,
 )
 from dsv4_kernels.moe.fp4.op import fp4_experts, rows_per_tile
@@ -18,5 +19,6 @@ __all__ = [
     "fp4_experts",
     "pack_fp4_experts",
     "rows_per_tile",
+    "unpack_codes",
     "unpack_fp4",
 ]

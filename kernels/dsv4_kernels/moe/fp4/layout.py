@@ -115,16 +115,27 @@ def pack_fp4_experts(
 
 def unpack_fp4(packed: PackedFp4) -> torch.Tensor:
     """Exact values in the original order of rows and columns. Returns: [E, N, K] fp32."""
+    codes, scales = unpack_codes(packed)
+    return decode_e2m1(codes) * decode_ue8m0(scales).repeat_interleave(GROUP, dim=-1)
+
+
+def unpack_codes(packed: PackedFp4) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales in the original order; a group of zeros has any scale.
+
+    Returns: [E, N, K] uint8, one E2M1 code each; [E, N, K / 32] uint8, UE8M0.
+    """
     codes = _codes_of(packed.words)  # [E, nt, kt, R, 128]
     shift = 8 * torch.arange(GROUPS, device=codes.device, dtype=torch.int32)
     exponent = (packed.exponents.unsqueeze(-1) >> shift) & 0xFF  # [E, nt, kt, R, 4]
     if packed.is_folded:
         base = (packed.block_exponent >> 23)[..., None, None] + TOP_OFFSET_EXPONENT - MAX_OFFSET
-        scale = torch.exp2((exponent + base).float())
-    else:
-        scale = decode_ue8m0(exponent)
-    values = decode_e2m1(codes) * scale.repeat_interleave(GROUP, dim=-1)
-    return _rows_in_order(values).transpose(2, 3).flatten(3, 4).flatten(1, 2)  # [E, N, K]
+        exponent = exponent + base + _UE8M0_BIAS
+    return _untiled(codes), _untiled(exponent.to(torch.uint8))
+
+
+def _untiled(x: torch.Tensor) -> torch.Tensor:
+    """[E, nt, kt, R in packed order, C] -> [E, N, kt * C]."""
+    return _rows_in_order(x).transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
 def _checked(values: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
