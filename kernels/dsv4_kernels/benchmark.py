@@ -41,6 +41,7 @@ class Measurement:
     verdict: str  # "stretch", "target", "below"
     roof: str
     is_peer: bool = False  # a kernel of another library
+    is_part: bool = False  # a piece of what our op does
     lacks: str = ""  # what it does not do of what our op does
 
 
@@ -109,13 +110,13 @@ def run_case(
         except Exception as error:  # a library has limits of its own, and errors of its own
             yield _failure(case, name, error)
             continue
-        yield replace(_measurement(case, name, rounds, roofs), is_peer=True, lacks=peer.lacks)
+        yield replace(_measurement(case, name, rounds, roofs), is_peer=True, is_part=peer.is_part, lacks=peer.lacks)
 
 
 def compare(results: Sequence[Measurement]) -> list[Comparison]:
-    """What the op runs against each peer of one case that was timed."""
+    """What the op runs against each peer of one case that was timed and does the whole of it."""
     ours = next((one for one in results if one.variant == "run"), None)
-    return [_comparison(ours, one) for one in results if ours and one.is_peer]
+    return [_comparison(ours, one) for one in results if ours and one.is_peer and not one.is_part]
 
 
 def _comparison(ours: Measurement, peer: Measurement) -> Comparison:
@@ -252,9 +253,10 @@ def format_row(one: Measurement, baseline_us: float | None) -> str:
         f"{one.rate / unit:7.2f} TB/s" if one.roof in ("bandwidth", "microseconds") else f"{one.rate / unit:7.0f} TF/s"
     )
     change = f"  {one.median_us / baseline_us:5.2f} x baseline" if baseline_us else ""
+    part = f"  a part: without {one.lacks}" if one.is_part else ""
     return (
         f"{one.name:24} {one.shape:44} {one.variant:28} {one.median_us:10.1f} us "
-        f"[{one.low_us:.1f}, {one.high_us:.1f}] {rate} {one.fraction:6.1%} {one.verdict}{change}"
+        f"[{one.low_us:.1f}, {one.high_us:.1f}] {rate} {one.fraction:6.1%} {one.verdict}{change}{part}"
     )
 
 
@@ -263,7 +265,7 @@ def format_comparison(one: Comparison) -> str:
     factor = max(one.ours_us, one.peer_us) / min(one.ours_us, one.peer_us)
     return (
         f"{one.name:24} {one.shape:44} ours {one.ours_us:.1f} us, {one.peer} {one.peer_us:.1f} us: "
-        f"{one.winner} wins, {factor:.2f} x" + (f" ({one.peer}: {one.lacks})" if one.lacks else "")
+        f"{one.winner} wins, {factor:.2f} x" + (f" ({one.peer} without {one.lacks})" if one.lacks else "")
     )
 
 

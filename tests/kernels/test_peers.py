@@ -13,7 +13,8 @@ from dsv4_kernels.benchmark import Measurement, compare, find_cases, format_comp
 from dsv4_kernels.gemm.fp8 import Fp8Weight, fp8_linear, make_fp8_weight
 from dsv4_kernels.indexer import index_slots
 from dsv4_kernels.kv.rows import PagedRows, RowFormat
-from dsv4_kernels.moe.fp4 import Fp4Experts, fp4_experts
+from dsv4_kernels.mhc import hc_post_pre
+from dsv4_kernels.moe.fp4 import Fp4Experts, fp4_experts, unpack_fp4
 from dsv4_kernels.moe.fp4.inputs import random_experts, random_routing
 from dsv4_kernels.peers import (
     LIBRARIES,
@@ -22,12 +23,14 @@ from dsv4_kernels.peers import (
     PeerCall,
     PeerError,
     deep_gemm,
+    deep_gemm_experts,
     describe,
     find_libraries,
     find_module,
     find_operators,
     flash_mla,
     marlin,
+    one_by_one,
     prepare,
 )
 from dsv4_kernels.quant import Fp8Rows, fake_quant_index, quantise_fp8
@@ -69,7 +72,7 @@ def doubling_peer(limit=0.01):
     def one(library, x):
         return PeerCall(lambda: library.double(x), lambda ours, theirs: relative_error(theirs, ours))
 
-    return Peer("flash_mla", one, limit, "no sign")
+    return Peer("flash_mla", one_by_one(one), limit, "sign")
 
 
 def test_a_module_that_is_not_there_is_absent():
@@ -136,28 +139,30 @@ def test_a_peer_that_computes_something_else_is_an_error(written, formula, diffe
 
 def test_the_faster_of_the_op_and_its_peers_wins():
     ours = Measurement("op", "shape", "run", 10.0, 9.0, 11.0, 1.0, 0.5, "target", "bandwidth")
-    fast = replace(ours, variant="flash_mla", median_us=8.0, is_peer=True, lacks="no sign")
+    fast = replace(ours, variant="flash_mla", median_us=8.0, is_peer=True, lacks="sign")
     slow = replace(ours, variant="deep_gemm", median_us=15.0, is_peer=True)
     candidate = replace(ours, variant="tile 64", median_us=1.0)
+    part = replace(ours, variant="deep_gemm scan", median_us=1.0, is_peer=True, is_part=True)
 
-    comparisons = compare([ours, candidate, fast, slow])
+    comparisons = compare([ours, candidate, fast, part, slow])
 
     assert [format_comparison(one).split("  ")[-1] for one in comparisons] == [
-        "ours 10.0 us, flash_mla 8.0 us: flash_mla wins, 1.25 x (flash_mla: no sign)",
+        "ours 10.0 us, flash_mla 8.0 us: flash_mla wins, 1.25 x (flash_mla without sign)",
         "ours 10.0 us, deep_gemm 15.0 us: ours wins, 1.50 x",
     ]
     assert format_score(comparisons) == "ours wins 1 of 2 comparisons with other libraries"
-    assert compare([fast]) == compare([ours, candidate]) == []
+    assert compare([fast]) == compare([ours, candidate, part]) == []
 
 
 @pytest.mark.gpu
 def test_a_case_times_its_peer_and_reports_one_that_differs(cuda, written):
     written("timed_peer", "def double(x): return x + x")
-    wrong = replace(doubling_peer(), prepare=lambda library, x: doubling_peer().prepare(library, x + 1))
+    right = doubling_peer()
+    wrong = replace(right, prepare=lambda library, inputs: right.prepare(library, [one + 1 for one in inputs]))
     case = KernelCase(
         name="double", shape="1024", make_inputs=lambda device, _generator: [torch.ones(1024, device=device)] * 2,
         run=lambda x: 2 * x, bytes_moved=8192, flops=1024, roof="bandwidth", target_fraction=0.1,
-        stretch_fraction=0.2, peers={"right": doubling_peer(), "wrong": wrong},
+        stretch_fraction=0.2, peers={"right": right, "wrong": wrong},
     )  # fmt: skip
     libraries = {"flash_mla": find_module("timed_peer")}
 
@@ -240,3 +245,30 @@ def test_marlin_gets_the_experts_repacked(generator, is_folded):
     calls = prepare(marlin.experts_peer(), plain_marlin, [inputs], fp4_experts(x, inputs.ids, inputs.weights, experts))
 
     assert calls[0].run().shape == (5, 256)
+
+
+def test_deep_gemm_gets_the_experts_in_fp8_without_loss(generator):
+    experts = random_experts(2, 256, 384, generator, octaves=12)
+
+    (w13, w13_scales), w2 = deep_gemm_experts.matrices(experts)
+
+    rows = unpack_fp4(experts.w13).unflatten(1, (-1, 2, 128))  # tiles, gate or up
+    assert torch.equal(widen(w13, w13_scales), torch.cat((rows[:, :, 0].flatten(1, 2), rows[:, :, 1].flatten(1, 2)), 1))
+    assert torch.equal(widen(*w2), unpack_fp4(experts.w2))
+
+
+def widen(values, scales):
+    return values.float() * scales.repeat_interleave(128, 1).repeat_interleave(128, 2)
+
+
+def test_deep_gemm_gets_the_streams_of_a_hyper_connection(generator):
+    def randn(*shape):
+        return torch.randn(shape, generator=generator)
+
+    y, x, fn = randn(3, 256).to(BF16), randn(3, 4, 256).to(BF16), randn(24, 1024) / 32
+    inputs = (y, x, randn(3, 4).sigmoid(), randn(3, 4, 4).softmax(1), fn, randn(3), randn(24), torch.ones(256))
+    ours = hc_post_pre(*inputs[:-1], num_iters=3, eps=1e-6, norm_eps=1e-6, norm_weight=inputs[-1])
+
+    calls = prepare(deep_gemm.mix_peer(norm_eps=1e-6), plain_deep_gemm, [inputs], ours)
+
+    assert calls[0].run() is None

@@ -48,6 +48,14 @@ def fp8_paged_mqa_logits(q, kv_cache, weights, context_lens, block_table, schedu
     return logits[:, :max_context_len].masked_fill(~visible, float("-inf"))
 
 
+def tf32_hc_prenorm_gemm(a, b, d, sqr_sum, num_splits):
+    """a: [T, K] bf16. b: [N, K] fp32. d: [splits, T, N] and sqr_sum: [splits, T] fp32, parts, written."""
+    assert d.shape[0] == sqr_sum.shape[0] == num_splits and b.dtype == torch.float32
+    for part, columns in enumerate(torch.arange(a.shape[1]).tensor_split(num_splits)):
+        d[part] = a[:, columns].float() @ b[:, columns].T
+        sqr_sum[part] = a[:, columns].float().square().sum(1)
+
+
 def _widen(values, scales, rows_per_scale):
     wide = scales.repeat_interleave(rows_per_scale, dim=-2) if rows_per_scale > 1 else scales
     return values.float() * wide.repeat_interleave(_BLOCK, dim=-1)

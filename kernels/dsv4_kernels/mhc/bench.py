@@ -6,10 +6,12 @@ import torch
 
 from dsv4_kernels.bench_case import KernelCase
 from dsv4_kernels.mhc import hc_post_pre
+from dsv4_kernels.peers import deep_gemm
 
 _DIM = 4096  # Flash
 _STREAMS, _MIXES = 4, 24
 _L2_BYTES = 60 << 20
+_EPS = 1e-6
 
 
 def cases() -> list[KernelCase]:
@@ -33,13 +35,14 @@ def _case(num_tokens: int, roof: Any, target: float, stretch: float) -> KernelCa
         shape=f"{num_tokens} tokens, {_STREAMS} x {_DIM}, 20 Sinkhorn iterations, norm and FP8 rows",
         make_inputs=make_inputs,
         run=lambda inputs: hc_post_pre(
-            *inputs[:-1], num_iters=20, eps=1e-6, norm_eps=1e-6, norm_weight=inputs[-1], quantise=True
+            *inputs[:-1], num_iters=20, eps=_EPS, norm_eps=_EPS, norm_weight=inputs[-1], quantise=True
         ),
         bytes_moved=moved,
         flops=2.0 * num_tokens * _MIXES * _STREAMS * _DIM,
         roof=roof,
         target_fraction=target,
         stretch_fraction=stretch,
+        peers={"deep_gemm product": deep_gemm.mix_peer(norm_eps=_EPS)},
     )
 
 

@@ -35,9 +35,10 @@ class Peer:
     """How a case runs with a library."""
 
     library: str  # one of LIBRARIES
-    prepare: Callable[[Any, Any], PeerCall]  # the library and one input set of the case
+    prepare: Callable[[Any, Sequence[Any]], list[PeerCall]]  # the library and the input sets of the case
     limit: float  # of the difference
     lacks: str = ""  # what our op does and this does not
+    is_part: bool = False  # a piece of what our op does: timed, and not compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +90,17 @@ def describe(found: dict[str, Any | Absence]) -> str:
     return f"other libraries: {', '.join(words)}"
 
 
+def one_by_one(prepare_one: Callable[[Any, Any], PeerCall]) -> Callable[[Any, Sequence[Any]], list[PeerCall]]:
+    """Prepares every input set by itself."""
+    return lambda library, inputs: [prepare_one(library, one) for one in inputs]
+
+
 def prepare(peer: Peer, library: Any, inputs: Sequence[Any], ours: Any) -> list[PeerCall]:
     """Bring all input sets into the peer's layout and compare the first one's result with ours.
 
     Raises: PeerError when they differ by more than the peer's limit, or by NaN.
     """
-    calls = [peer.prepare(library, one) for one in inputs]
+    calls = peer.prepare(library, inputs)
     difference = calls[0].difference(ours, calls[0].run())
     if not difference <= peer.limit:
         raise PeerError(f"differs from our result by {difference:.3g}, limit {peer.limit:.3g}")

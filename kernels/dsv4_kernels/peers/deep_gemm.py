@@ -1,39 +1,51 @@
-"""DeepGEMM's block-scaled FP8 products and its indexer scan. Source: signatures of the package deep_gemm."""
+"""DeepGEMM's block-scaled FP8 products, its indexer scan, and the product within a hyper-connection.
+
+Source: signatures of the package deep_gemm.
+"""
 
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from dsv4_kernels.gemm.fp8 import Fp8Weight
 from dsv4_kernels.kv.rows import PagedRows
-from dsv4_kernels.peers import Peer, PeerCall
+from dsv4_kernels.mhc import hc_post
+from dsv4_kernels.mhc.reference import Mixed
+from dsv4_kernels.peers import Peer, PeerCall, one_by_one
 from dsv4_kernels.quant import Fp8Rows, decode_ue8m0, quantise_index_fp8
 from dsv4_kernels.testing import relative_error
 
 _BLOCK = 128
 _ROUNDINGS = 0.01  # bf16 results, and other partial sums on the FP8 tensor core's 14 bits
+_MIX_ROWS, _LEAST_OF_A_PART = 64, 256  # of a tile; columns of a part
 _MOST_OTHER_SLOTS = 0.01  # of the selected ones: near the threshold scores of 14 bits swap places
 
 
 def linear_peer() -> Peer:
     """Input sets have `rows` (Fp8Rows) and `weight` (Fp8Weight)."""
-    return Peer("deep_gemm", _prepare_linear, _ROUNDINGS)
+    return Peer("deep_gemm", one_by_one(_prepare_linear), _ROUNDINGS)
 
 
 def scan_peer() -> Peer:
     """Input sets: q [S, H, 128] bf16, weights [S, H] fp32, pool of "index_fp8", page_table, seqs, num_visible."""
-    return Peer("deep_gemm", partial(_prepare_scan, selects=False), _MOST_OTHER_SLOTS, "scores only, nothing selected")
+    prepare = one_by_one(partial(_prepare_scan, selects=False))
+    return Peer("deep_gemm", prepare, _MOST_OTHER_SLOTS, "selection", is_part=True)
 
 
 def select_peer(topk: int) -> Peer:
     """As `scan_peer`, and torch.topk of the scores."""
-    prepare = partial(_prepare_scan, selects=True, topk=topk)
-    return Peer("deep_gemm", prepare, _MOST_OTHER_SLOTS, "entries as torch.topk gives them, no slots")
+    prepare = one_by_one(partial(_prepare_scan, selects=True, topk=topk))
+    return Peer("deep_gemm", prepare, _MOST_OTHER_SLOTS, "slots of the entries")
 
 
-def _prepare_linear(library: ModuleType, inputs: Any) -> PeerCall:
+def mix_peer(norm_eps: float) -> Peer:
+    """Input sets as of `mhc.hc_post_pre`: y, x [T, S, D], post, comb, fn, scale, base, norm_weight."""
+    prepare = one_by_one(partial(_prepare_mix, norm_eps=norm_eps))
+    return Peer("deep_gemm", prepare, _ROUNDINGS, "all but the product with fn and the squares", is_part=True)
+
+
+def _prepare_linear(library: Any, inputs: Any) -> PeerCall:
     rows: Fp8Rows = inputs.rows
     weight: Fp8Weight = inputs.weight
     num_tokens, groups, num_rows = rows.values.shape[0], weight.num_groups, weight.rows_per_group
@@ -52,7 +64,7 @@ def _prepare_linear(library: ModuleType, inputs: Any) -> PeerCall:
     return PeerCall(call, lambda ours, _nothing: relative_error(out, ours))
 
 
-def _prepare_scan(library: ModuleType, inputs: tuple[Any, ...], *, selects: bool, topk: int = 0) -> PeerCall:
+def _prepare_scan(library: Any, inputs: tuple[Any, ...], *, selects: bool, topk: int = 0) -> PeerCall:
     q, weights, pool, page_table, _seqs, num_visible = inputs
     values, scale = quantise_index_fp8(q)
     lengths = num_visible.int()[:, None]
@@ -75,6 +87,23 @@ def _prepare_scan(library: ModuleType, inputs: tuple[Any, ...], *, selects: bool
         return 1.0 - sum(common) / len(common)
 
     return PeerCall(select if selects else scan, difference)
+
+
+def _prepare_mix(library: Any, inputs: tuple[torch.Tensor, ...], *, norm_eps: float) -> PeerCall:
+    y, x, post, comb, fn, scale, base, _norm_weight = inputs
+    num_tokens, streams, dim = x.shape
+    flat = hc_post(y, x, post, comb).flatten(1)
+    parts = max(1, min(library.get_num_sms() // -(-num_tokens // _MIX_ROWS), flat.shape[1] // _LEAST_OF_A_PART))
+    mixes = flat.new_empty(parts, num_tokens, fn.shape[0], dtype=torch.float32)
+    squares = flat.new_empty(parts, num_tokens, dtype=torch.float32)
+    call = partial(library.tf32_hc_prenorm_gemm, flat, fn, mixes, squares, parts)
+
+    def difference(ours: Mixed, _nothing: None) -> float:
+        mix = mixes.sum(0) * torch.rsqrt(squares.sum(0) / (streams * dim) + norm_eps)[:, None]
+        here = slice(streams, 2 * streams)
+        return relative_error(2 * torch.sigmoid(mix[:, here] * scale[1] + base[here]), ours.post)
+
+    return PeerCall(call, difference)
 
 
 def _pages(pool: PagedRows) -> torch.Tensor:

@@ -4,14 +4,13 @@ Its pages have the layout of ours, so decode reads the same memory. Source: docs
 """
 
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from dsv4_kernels.attention.keys import PoolKeys
 from dsv4_kernels.kv.rows import PagedRows
-from dsv4_kernels.peers import Peer, PeerCall
+from dsv4_kernels.peers import Peer, PeerCall, one_by_one
 from dsv4_kernels.rope import apply_rope_
 from dsv4_kernels.testing import relative_error
 
@@ -21,15 +20,16 @@ _ROUNDINGS = 0.01  # both round weights and results to bf16, by other partial su
 
 def decode_peer() -> Peer:
     """Input sets: q [S, H, 512] bf16, [window, entries] PoolKeys of "kv_fp8", sink [H], cis [S, 32]."""
-    return Peer("flash_mla", _prepare_decode, _ROUNDINGS, "no rotation back")
+    return Peer("flash_mla", one_by_one(_prepare_decode), _ROUNDINGS, "rotation back")
 
 
 def prefill_peer() -> Peer:
     """Input sets: q [T, H, 512] bf16, WindowKeys, PoolKeys, sink [H], cis [T, 32]."""
-    return Peer("flash_mla", _prepare_prefill, _ROUNDINGS, "bf16 rows gathered beforehand, no rotation back")
+    lacks = "rotation back; the cache's rows are bf16, gathered beforehand"
+    return Peer("flash_mla", one_by_one(_prepare_prefill), _ROUNDINGS, lacks)
 
 
-def _prepare_decode(library: ModuleType, inputs: tuple[Any, ...]) -> PeerCall:
+def _prepare_decode(library: Any, inputs: tuple[Any, ...]) -> PeerCall:
     q, (window, entries), sink, cis = inputs
     schedule, _ = library.get_mla_metadata()
     call = partial(
@@ -41,7 +41,7 @@ def _prepare_decode(library: ModuleType, inputs: tuple[Any, ...]) -> PeerCall:
     return PeerCall(call, lambda ours, raw: relative_error(apply_rope_(raw[0][:, 0].clone(), cis, inverse=True), ours))
 
 
-def _prepare_prefill(library: ModuleType, inputs: tuple[Any, ...]) -> PeerCall:
+def _prepare_prefill(library: Any, inputs: tuple[Any, ...]) -> PeerCall:
     q, window, entries, sink, cis = inputs
     rows = torch.cat((_rows(entries.pool), window.rows))  # [E + N, 512]
     width = int((window.end - window.begin).max())

@@ -4,6 +4,7 @@ The weights are repacked from ours without loss; the rows stay bf16 where ours a
 `moe_wna16_marlin_gemm` of vLLM's library and the layout that its packing functions describe.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,17 +15,19 @@ from dsv4_kernels.peers import Peer, PeerCall
 from dsv4_kernels.testing import relative_error
 
 _E2M1 = 2 | 1 << 8 | 1 << 16 | 1 << 49  # the number of a type: exponent and mantissa bits, signed, finite only
-_GROUP, _HALF_TILE = 32, 128
+_HALF_TILE = 128  # of w13: gate rows, then up rows
 _BLOCKS = (8, 16, 32, 48, 64)  # rows of an expert that one block may have
 _FILL = 0.9  # of a block, on average; beyond it the next block
 _MOST_BLOCKS = 1024  # that run at once, each with a lock: four on a multiprocessor
 _EXPERTS_AT_ONCE = 16
 _ROUNDINGS = 0.06  # our rows and hidden rows are rounded to e4m3: 2^-4 at most, 0.026 on average, each
 
+Packed = tuple[torch.Tensor, torch.Tensor]  # values, scales
+
 
 def experts_peer() -> Peer:
     """Input sets have `x` [T, D] bf16, `ids` [T, topk] int32, `weights` [T, topk] fp32 and `experts`."""
-    return Peer("marlin", _prepare, _ROUNDINGS, "bf16 rows, no activation between the products")
+    return Peer("marlin", _prepare, _ROUNDINGS, "the activation between the products; rows stay bf16")
 
 
 def pack_weights(codes: torch.Tensor) -> torch.Tensor:
@@ -50,16 +53,21 @@ def pack_scales(scales: torch.Tensor) -> torch.Tensor:
     return turned.transpose(3, 4).flatten(2).contiguous().view(torch.float8_e8m0fnu)
 
 
-def _prepare(library: Any, inputs: Any) -> PeerCall:
+def _prepare(library: Any, inputs: Sequence[Any]) -> list[PeerCall]:
+    experts = {id(one.experts): one.experts for one in inputs}  # input sets share them
+    packed = {key: (_pack(one.w13), _pack(one.w2)) for key, one in experts.items()}
+    return [_prepare_one(library, one, *packed[id(one.experts)]) for one in inputs]
+
+
+def _prepare_one(library: Any, inputs: Any, w13: Packed, w2: Packed) -> PeerCall:
     x, ids, weights = inputs.x, inputs.ids, inputs.weights
     experts: Fp4Experts = inputs.experts
     num_tokens, topk = ids.shape
     block = _block(ids.numel() / experts.num_experts)
     routing = _route(library, ids, experts.num_experts, block)
     locks = torch.zeros(_MOST_BLOCKS, dtype=torch.int32, device=x.device)
-    w13, w2 = _pack(experts.w13), _pack(experts.w2)
 
-    def product(rows: torch.Tensor, packed: tuple[torch.Tensor, torch.Tensor], slots: int) -> torch.Tensor:
+    def product(rows: torch.Tensor, packed: Packed, slots: int) -> torch.Tensor:
         values, scales = packed
         out = rows.new_empty(ids.numel(), scales.shape[2])
         library.moe_wna16_marlin_gemm(
@@ -93,7 +101,7 @@ def _route(library: Any, ids: torch.Tensor, num_experts: int, block: int) -> tup
     return pairs, owners, count
 
 
-def _pack(packed: PackedFp4) -> tuple[torch.Tensor, torch.Tensor]:
+def _pack(packed: PackedFp4) -> Packed:
     made = []
     for first in range(0, packed.num_experts, _EXPERTS_AT_ONCE):
         here = slice(first, first + _EXPERTS_AT_ONCE)

@@ -14,7 +14,7 @@ from dsv4_kernels.moe import build_work_list
 from dsv4_kernels.moe.fp4 import Fp4Experts, fp4_experts, rows_per_tile
 from dsv4_kernels.moe.fp4.inputs import random_experts, random_routing
 from dsv4_kernels.moe.work_list import WorkList
-from dsv4_kernels.peers import marlin
+from dsv4_kernels.peers import Peer, deep_gemm_experts, marlin
 
 _HIDDEN, _INTERMEDIATE, _EXPERTS, _TOPK = 4096, 2048, 256, 6
 _BYTES_PER_WEIGHT = 0.5 + 1 / 32
@@ -51,7 +51,7 @@ def _decode_case(num_tokens: int, target: float, stretch: float) -> KernelCase:
         target_fraction=target,
         stretch_fraction=stretch,
         variants=_variants((16, 32) if num_tokens >= 128 else (16,), _DECODE_OPTIONS),
-        peers={"marlin": marlin.experts_peer()},
+        peers=_peers(),
     )
 
 
@@ -67,7 +67,7 @@ def _prefill_case(num_tokens: int, target: float, stretch: float) -> KernelCase:
         target_fraction=target,
         stretch_fraction=stretch,
         variants=_variants((32, 64), _PREFILL_OPTIONS),
-        peers={"marlin": marlin.experts_peer()},
+        peers=_peers(),
     )
 
 
@@ -81,6 +81,10 @@ def _variants(
 ) -> dict[str, Callable[[Inputs], torch.Tensor]]:
     named = ((tile, one) for tile in tiles for one in options)
     return {f"tile {tile} options {'/'.join(map(str, one))}": _run(tile, one) for tile, one in named}
+
+
+def _peers() -> dict[str, Peer]:
+    return {"marlin": marlin.experts_peer(), "deep_gemm": deep_gemm_experts.experts_peer()}
 
 
 def _run_op(inputs: Inputs) -> torch.Tensor:
