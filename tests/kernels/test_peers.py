@@ -169,7 +169,7 @@ def test_a_case_times_its_peer_and_reports_one_that_differs(cuda, written):
     results = list(run_case(case, {"bandwidth": 1e12}, cuda, with_variants=False, libraries=libraries))
 
     assert [one.variant for one in results[:2]] == ["run", "right"] and results[1].is_peer
-    assert "wrong: PeerError: differs from our result by 1, limit 0.01" in results[2]
+    assert results[2].is_peer and "wrong: PeerError: differs from our result by 1, limit 0.01" in results[2].text
 
 
 @pytest.mark.parametrize(("groups", "tokens"), [(1, 3), (2, 5)])

@@ -5,6 +5,10 @@ import torch
 _NOPE, _ROPE, _GROUP, _SCALES = 448, 64, 64, 8
 
 
+def has_legacy():
+    return True
+
+
 def get_mla_metadata():
     return object(), None
 

@@ -35,7 +35,8 @@ def _prepare_decode(library: Any, inputs: tuple[Any, ...]) -> PeerCall:
     call = partial(
         library.flash_mla_with_kvcache, q[:, None], _pages(window.pool), None, None, _DIM, schedule,
         softmax_scale=_DIM**-0.5, is_fp8_kvcache=True, indices=_slots(window)[:, None], attn_sink=sink,
-        extra_k_cache=_pages(entries.pool), extra_indices_in_kvcache=_slots(entries)[:, None], use_legacy=True,
+        extra_k_cache=_pages(entries.pool), extra_indices_in_kvcache=_slots(entries)[:, None],
+        **_hopper(library),
     )  # fmt: skip
     call()  # makes the schedule, which a model shares among its layers
     return PeerCall(call, lambda ours, raw: relative_error(apply_rope_(raw[0][:, 0].clone(), cis, inverse=True), ours))
@@ -50,9 +51,14 @@ def _prepare_prefill(library: Any, inputs: tuple[Any, ...]) -> PeerCall:
     slots = torch.cat((_slots(entries).expand(q.shape[0], -1), own.int()), dim=1)
     call = partial(
         library.flash_mla_sparse_fwd, q, rows[:, None], slots[:, None].contiguous(), _DIM**-0.5, _DIM, sink,
-        use_legacy=True, return_log2_lse=False,
+        **_hopper(library, return_log2_lse=False),
     )  # fmt: skip
     return PeerCall(call, lambda ours, raw: relative_error(apply_rope_(raw[0].clone(), cis, inverse=True), ours))
+
+
+def _hopper(library: Any, **options: bool) -> dict[str, bool]:
+    """The fork of the package that keeps the kernels for Hopper has them behind an argument, and options of its own."""
+    return {"use_legacy": True, **options} if hasattr(library, "has_legacy") else {}
 
 
 def _pages(pool: PagedRows) -> torch.Tensor:
