@@ -25,7 +25,7 @@ _IMPLEMENTATIONS: dict[str, tuple[str, ...]] = {
     "compressor": ("triton", "native", "reference"),
     "gemm": ("native", "reference"),
     "gemm.fp8": ("triton", "torch", "reference"),
-    "indexer": ("triton", "native", "reference"),
+    "indexer": ("gluon", "triton", "native", "reference"),
     "kv": ("triton", "reference"),
     "mhc": ("triton", "native", "reference"),
     "moe": ("triton", "native", "reference"),

@@ -1,9 +1,9 @@
-"""Indexer on pages: slots of the best entries; Triton interpreted, compiled for sm_90a, on the GPU."""
+"""Indexer on pages: slots of the best entries; Triton interpreted, compiled for sm_90a, on the GPU; Gluon without."""
 
 import pytest
 import torch
 
-from dsv4_kernels.indexer import index_slots, triton_impl
+from dsv4_kernels.indexer import gluon_impl, index_slots, triton_impl
 from dsv4_kernels.kv.rows import PagedRows, RowFormat
 from dsv4_kernels.quant import fake_quant_index
 from tests.kit.kernel_checks import (
@@ -87,14 +87,10 @@ def test_equal_scores_select_a_prefix(triton_device, generator):
     assert torch.equal(slots, first)
 
 
-@pytest.mark.parametrize("kind", ["index_fp8", "index_fp4"])
-@pytest.mark.parametrize("heads", [64, 24])
-def test_nothing_better_is_left_out(triton_device, generator, kind, heads):
-    (q, weights), pool, tail = _batch(
-        kind, [700, 900], 15, generator, heads=heads, dim=128, small=False, device=triton_device
-    )
+def _assert_nothing_better_is_left_out(impl, kind, heads, generator, device):
+    (q, weights), pool, tail = _batch(kind, [700, 900], 15, generator, heads=heads, dim=128, small=False, device=device)
 
-    slots, _ = index_slots(q, weights, pool, *tail, 64, impl="triton")
+    slots, _ = index_slots(q, weights, pool, *tail, 64, impl=impl)
 
     for token, count in enumerate([700, 900]):
         entries = (tail[0][token].unsqueeze(1) * 64 + torch.arange(64, device=q.device)).flatten()[:count]
@@ -106,6 +102,12 @@ def test_nothing_better_is_left_out(triton_device, generator, kind, heads):
         is_chosen = torch.isin(entries, slots[token])
         assert int(is_chosen.sum()) == 64
         assert scores[~is_chosen].max() <= scores[is_chosen].min() + 2 * bound
+
+
+@pytest.mark.parametrize("kind", ["index_fp8", "index_fp4"])
+@pytest.mark.parametrize("heads", [64, 24])
+def test_nothing_better_is_left_out(triton_device, generator, kind, heads):
+    _assert_nothing_better_is_left_out("triton", kind, heads, generator, triton_device)
 
 
 def test_several_tokens_share_a_sequence_and_padding_selects_nothing(triton_device, generator):
@@ -129,34 +131,94 @@ def test_shapes_that_do_not_fit_are_refused(generator):
         index_slots(q, weights, pool, *tail, 5000)
 
 
-@pytest.mark.parametrize(("kind", "instruction", "key_bits"), [("index_fp8", "QGMMA", 128), ("index_fp4", "HGMMA", 64)])
-def test_compiles_for_hopper_without_spills(kind, instruction, key_bits):
+def _recorded(impl, kind, monkeypatch):
+    """Compiled kernels of a call on pages of the real model."""
+
     def meta(*shape, dtype=torch.int64):
         return torch.empty(shape, dtype=dtype, device="meta")
 
+    monkeypatch.setattr(gluon_impl, "_multiprocessors", lambda device: 132)
     pool = PagedRows.allocate(RowFormat(kind, 128, 0, BF16), 8192, 64, "meta")
     with recorded_launches() as launches:
         index_slots(meta(8, 64, 128, dtype=BF16), meta(8, 64, dtype=torch.float32), pool, meta(8, 4096), meta(8),
-                    meta(8), 512, impl="triton")  # fmt: skip
+                    meta(8), 512, impl=impl)  # fmt: skip
+    return [launch.compile() for launch in launches]
 
-    scan, gather, select = (launch.compile() for launch in launches)
+
+@pytest.mark.parametrize(("kind", "instruction", "key_bits"), [("index_fp8", "QGMMA", 128), ("index_fp4", "HGMMA", 64)])
+def test_compiles_for_hopper_without_spills(monkeypatch, kind, instruction, key_bits):
+    scan, select = _recorded("triton", kind, monkeypatch)
+
     scan.assert_tensor_core(instruction)
     scan.assert_128bit_loads()
     assert scan.count(rf"\bLDGSTS\S*\.{key_bits}\b") >= 4  # keys travel to shared memory asynchronously
-    gather.assert_128bit_loads()
-    for kernel in (scan, gather, select):
+    select.assert_128bit_loads()
+    for kernel in (scan, select):
         kernel.assert_no_spills()
+
+
+@pytest.mark.parametrize("kind", ["index_fp8", "index_fp4"])
+def test_gluon_scan_reads_pages_through_the_tma_and_multiplies_in_fp8(monkeypatch, kind):
+    scan, _ = _recorded("gluon", kind, monkeypatch)
+
+    scan.assert_no_spills()
+    scan.assert_tensor_core("QGMMA")
+    assert any("UTMALDG.2D" in line for line in scan.hot_loop())
+    assert (scan.shared_bytes + 1024) * gluon_impl.PROGRAMS <= 228 * 1024  # of a multiprocessor
+    if kind == "index_fp4":  # keys are decoded in registers, in the lanes that multiply them
+        assert scan.count(r"QGMMA\S* R\d+, R\d+, gdesc") == 8
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["index_fp8", "index_fp4"])
-def test_tokens_do_not_depend_on_the_batch_and_graphs_replay(cuda, generator, kind):
+@pytest.mark.parametrize(
+    ("visible", "columns", "heads", "topk"),
+    [
+        ([], 2, 64, 8),
+        ([0, 1, 15, 16, 17], 1, 64, 16),
+        ([63, 64, 65, 127, 128, 129], 4, 24, 24),
+        ([2047, 0, 2048, 2049, 2200], 35, 64, 512),
+        ([4095, 4097], 65, 128, 2048),
+        ([1] * 500 + [900] * 600, 15, 16, 40),
+    ],
+)
+def test_gluon_slots_are_those_of_the_reference_with_many_ties(cuda, generator, kind, visible, columns, heads, topk):
+    head, pool, tail = _batch(kind, visible, columns, generator, heads=heads, dim=128, device=cuda)
+
+    with guarded_allocations():
+        slots, lengths = index_slots(*head, pool, *tail, topk, impl="gluon")
+
+    expected = index_slots(*head, pool, *tail, topk, impl="reference")
+    assert_fully_written(slots, lengths)
+    assert same_bits(lengths, expected[1]) and same_bits(slots, expected[0])
+
+
+@pytest.mark.gpu
+def test_fp4_groups_of_any_exponents_are_exact(cuda, generator):
+    """One head sees one value of every group: scores are those values, exactly, whatever stands beside them."""
+    (q, weights), pool, tail = _batch("index_fp4", [3000], 47, generator, heads=16, dim=128, device=cuda)
+    slots = (tail[0][0].unsqueeze(1) * 64 + torch.arange(64, device=cuda)).flatten()[:3000]
+    exponents = torch.randint(-30, 30, (3000, 4, 1), generator=generator)
+    pool.write(slots, (torch.randn(3000, 4, 32, generator=generator) * 2.0**exponents).view(3000, 128).to(cuda))
+    q, weights = torch.zeros_like(q), torch.zeros_like(weights)
+    weights[:, 0] = 1.0
+    for group in range(4):
+        q[:, 0, :] = 0
+        q[:, 0, 32 * group + 5] = 1
+        got = index_slots(q, weights, pool, *tail, 200, impl="gluon")
+        assert all(map(same_bits, got, index_slots(q, weights, pool, *tail, 200, impl="reference")))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("impl", ["triton", "gluon"])
+@pytest.mark.parametrize("kind", ["index_fp8", "index_fp4"])
+def test_tokens_do_not_depend_on_the_batch_and_graphs_replay(cuda, generator, kind, impl):
     visible = [5000, 512, 513, 0, 4999, 2048]
     (q, weights), pool, tail = _batch(kind, visible, 80, generator, heads=64, dim=128, small=False, device=cuda)
     other = torch.tensor([511, 4000, 5000 - 4488, 0, 2049, 1], device=cuda)
 
     def op(q, weights, table, seqs, num_visible):
-        return index_slots(q, weights, pool, table, seqs, num_visible, 512, impl="triton")
+        return index_slots(q, weights, pool, table, seqs, num_visible, 512, impl=impl)
 
     inputs = (q, weights, *tail)
     assert_batch_invariant(op, inputs, batched=[0, 1, 3, 4], rows=[[0], [4], [5, 2], range(5), [0, 0, 3]])
@@ -164,13 +226,20 @@ def test_tokens_do_not_depend_on_the_batch_and_graphs_replay(cuda, generator, ki
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("impl", ["triton", "gluon"])
 @pytest.mark.parametrize("kind", ["index_fp8", "index_fp4"])
-def test_a_million_tokens_of_context_with_many_ties(cuda, generator, kind):
+def test_a_million_tokens_of_context_with_many_ties(cuda, generator, kind, impl):
     visible = [262144, 262143, 262080]
     head, pool, tail = _batch(kind, visible, 4096, generator, heads=64, dim=128, device=cuda)
 
     with guarded_allocations():
-        slots, lengths = index_slots(*head, pool, *tail, 512, impl="triton")
+        slots, lengths = index_slots(*head, pool, *tail, 512, impl=impl)
 
     expected = index_slots(*head, pool, *tail, 512, impl="reference")
     assert same_bits(slots, expected[0]) and same_bits(lengths, expected[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["index_fp8", "index_fp4"])
+def test_gluon_leaves_nothing_better_out(cuda, generator, kind):
+    _assert_nothing_better_is_left_out("gluon", kind, 64, generator, cuda)

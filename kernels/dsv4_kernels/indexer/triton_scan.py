@@ -1,11 +1,11 @@
-"""Scores of paged keys on the tensor cores, and the histogram of their leading bits."""
+"""Scores of paged keys on the tensor cores, and the largest of every group of neighbours."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
 import triton
 import triton.language as tl
 
-from dsv4_kernels.indexer.triton_select import BIN_SHIFT
+from dsv4_kernels.indexer.triton_select import GROUP, LOWEST
 from dsv4_kernels.quant.triton_codec import fp8_group_code, power_of_two, to_e4m3
 
 _FP4_GROUP = tl.constexpr(32)
@@ -14,9 +14,9 @@ _UNIT_EXPONENT = tl.constexpr(2.0**126)  # what an E2M1 code in the bits of fp32
 
 @triton.jit
 def scan_kernel(
-    q, weights, values, scales, codes, page_table, seqs, num_visible, ordered, counts, columns, width, topk,
+    q, weights, values, scales, codes, page_table, seqs, num_visible, scores, maxima, columns, width, stride, topk,
     PAGE_BYTES: tl.constexpr, H: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
-    KIND: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, BINS: tl.constexpr, COUNTS: tl.constexpr,
+    KIND: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one token. Keys are the rows of the product, heads its columns: a key's sum stays in few lanes."""
     token = tl.program_id(1).to(tl.int64)
@@ -26,7 +26,8 @@ def scan_kernel(
         pages = page_table + tl.load(seqs + token).to(tl.int64) * columns
         head = tl.arange(0, HEADS)
         weight = tl.load(weights + token * H + head, mask=head < H, other=0.0)
-        row = ordered + token * width
+        scores += token * width
+        maxima += token * stride
         column = tl.arange(0, D)
         at = q + token * (H * D) + head[:, None] * D + column[None, :]
         query = tl.load(at, mask=(head < H)[:, None], other=0.0)
@@ -42,7 +43,8 @@ def scan_kernel(
                 keys = tl.load(values + data, mask=(entry < visible)[:, None], other=0.0)
                 scale = tl.load(scales + (page + ROWS * D) // 4 + entry % ROWS, mask=entry < visible, other=0.0)
                 products = tl.dot(keys, narrow)
-                _store(row, entry, visible, tl.sum(tl.maximum(products, 0.0) * weight[None, :], axis=1) * scale)
+                score = tl.sum(tl.maximum(products, 0.0) * weight[None, :], axis=1) * scale
+                _store(scores, maxima, first + tile * TILE, visible, score, TILE)
         else:
             tl.static_assert(KIND == "index_fp4")
             byte = tl.arange(0, D // 2)
@@ -58,13 +60,8 @@ def scan_kernel(
                 scale = power_of_two(tl.load(at_scale, mask=is_entry, other=0).to(tl.int32) - 127)
                 products = tl.dot(_keys(data, scale, TILE, D), even.trans())
                 products = tl.dot(_keys(data >> 4, scale, TILE, D), odd.trans(), products)
-                _store(row, entry, visible, tl.sum(tl.maximum(products, 0.0) * weight[None, :], axis=1))
-        tl.debug_barrier()
-        chunk = first + tl.arange(0, TILE * TILES)
-        scores = tl.load(row + chunk, mask=chunk < visible, other=0)
-        histogram = tl.histogram((scores >> BIN_SHIFT) + BINS // 2, BINS, mask=chunk < visible)
-        bins = tl.arange(0, BINS)
-        tl.atomic_add(counts + token * COUNTS + bins, histogram, mask=histogram > 0, sem="relaxed")
+                score = tl.sum(tl.maximum(products, 0.0) * weight[None, :], axis=1)
+                _store(scores, maxima, first + tile * TILE, visible, score, TILE)
 
 
 @triton.jit
@@ -77,7 +74,11 @@ def _keys(nibbles, scale, TILE: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
-def _store(row, entry, visible, score):
-    """Store scores as int32 that order like them; both zeros are equal."""
+def _store(scores, maxima, first, visible, score, TILE: tl.constexpr):
+    """Store scores as int32 that order like them, both zeros equal, and the maximum of every group."""
+    entry = first + tl.arange(0, TILE)
     bits = (score + 0.0).to(tl.int32, bitcast=True)
-    tl.store(row + entry, bits ^ ((bits >> 31) & 0x7FFFFFFF), mask=entry < visible)
+    ordered = tl.where(entry < visible, bits ^ ((bits >> 31) & 0x7FFFFFFF), LOWEST)
+    tl.store(scores + entry, ordered, mask=entry < visible)
+    group = first // GROUP + tl.arange(0, TILE // GROUP)
+    tl.store(maxima + group, tl.max(ordered.reshape(TILE // GROUP, GROUP), axis=1), mask=group * GROUP < visible)

@@ -1,117 +1,168 @@
-"""Exact selection of the best entries of a scanned row; equal scores go to the lower entry."""
+"""Exact selection of the best entries of a scanned row; equal scores go to the lower entry.
+
+A bound comes first: entries are dealt to `PARTS` parts, and the `topk`-th largest of the parts' maxima is a score that
+at least `topk` entries reach. Few more do, and they are found through the maxima of their groups. Whatever is listed on
+the way stays in the order of entries, so nothing is sorted and ties need no key of their own.
+"""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
 
 import triton
 import triton.language as tl
 
-# A histogram costs by its bins: each lane of a warp counts a part of them for every value. So digits are short.
-NUM_BINS = 1024  # of the scan's histogram
-BIN_SHIFT = tl.constexpr(22)  # from a score to its 10 leading bits
-_ENTRY_BITS = tl.constexpr(22)  # op.py has the limit on entries
-_LAST_ENTRY = tl.constexpr(2**22 - 1)
+from dsv4_kernels.triton_pdl import wait_for_previous
 
-
-@triton.jit
-def gather_kernel(
-    ordered, counts, num_visible, candidates, width, topk,
-    BLOCK: tl.constexpr, BINS: tl.constexpr, COUNTS: tl.constexpr,
-):  # fmt: skip
-    """List the entries of a block that are in the bin of the last selected one or above it, in any order of blocks."""
-    token = tl.program_id(1).to(tl.int64)
-    entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    visible = tl.minimum(tl.load(num_visible + token).to(tl.int32), width)
-    if (visible > topk) & (tl.program_id(0) * BLOCK < visible):
-        histogram = tl.load(counts + token * COUNTS + tl.arange(0, BINS))
-        bin_, _, _ = _last_bin(histogram, topk)
-        score = tl.load(ordered + token * width + entry, mask=entry < visible, other=0)
-        is_candidate = (entry < visible) & ((score >> BIN_SHIFT) + BINS // 2 >= bin_)
-        place = tl.cumsum(is_candidate.to(tl.int32), axis=0)
-        count = tl.sum(is_candidate.to(tl.int32), axis=0)
-        start = tl.atomic_add(counts + token * COUNTS + BINS, count, sem="relaxed")
-        tl.store(candidates + token * width + start + place - 1, entry, mask=is_candidate)
+GROUP = tl.constexpr(16)  # neighbouring entries with one maximum
+LOWEST = tl.constexpr(-(2**31))  # an ordered score below all others: no entry
 
 
 @triton.jit
 def select_kernel(
-    ordered, counts, candidates, page_table, seqs, num_visible, slots, lengths, columns, width, topk,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, BINS: tl.constexpr, COUNTS: tl.constexpr,
+    scores, maxima, groups, candidates, page_table, seqs, num_visible, slots, lengths, columns, width, stride, topk,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
+    HELD: tl.constexpr, USE_PTX: tl.constexpr,
 ):  # fmt: skip
-    """The slots of one token's best entries, ascending by entry, and how many there are."""
+    """The slots of one token's best entries, ascending by entry, and how many there are.
+
+    scores: [T, width] int32, ordered. maxima: [T, stride] of their groups. groups, candidates: scratch as large. PARTS >= topk; the parts take the groups in turn, SPAN loads at once.
+    """
     token = tl.program_id(0).to(tl.int64)
     visible = tl.minimum(tl.load(num_visible + token).to(tl.int32), width)
-    length = tl.maximum(tl.minimum(visible, topk), 0)
+    sequence = tl.maximum(tl.load(seqs + token), 0).to(tl.int64)
+    pages = page_table + sequence * columns
     out = slots + token * topk
-    place = tl.arange(0, WIDTH)
-    chosen = place
+    wait_for_previous(USE_PTX)
     if visible > topk:
-        row = ordered + token * width
-        listed = candidates + token * width
-        histogram = tl.load(counts + token * COUNTS + tl.arange(0, BINS))
-        count = tl.load(counts + token * COUNTS + BINS)
-        bin_, need, inside = _last_bin(histogram, topk)
-        prefix = bin_.to(tl.int64)
-        limit = prefix << (BIN_SHIFT + _ENTRY_BITS)
-        at = (prefix, need, inside, limit)
-        at = _narrow(row, listed, count, at[0], at[1], at[2], at[3], 14 + _ENTRY_BITS, 8, BLOCK)
-        at = _narrow(row, listed, count, at[0], at[1], at[2], at[3], 7 + _ENTRY_BITS, 7, BLOCK)
-        at = _narrow(row, listed, count, at[0], at[1], at[2], at[3], _ENTRY_BITS, 7, BLOCK)
-        at = _narrow(row, listed, count, at[0], at[1], at[2], at[3], 14, 8, BLOCK)
-        at = _narrow(row, listed, count, at[0], at[1], at[2], at[3], 7, 7, BLOCK)
-        at = _narrow(row, listed, count, at[0], at[1], at[2], at[3], 0, 7, BLOCK)
-        limit = at[3]
+        scores += token * width
+        candidates += token * width
+        maxima += token * stride
+        groups += token * stride
+        low = _bound(maxima, tl.cdiv(visible, GROUP), topk, PARTS, SPAN)
+        num_groups = _list_groups(maxima, groups, tl.cdiv(visible, GROUP), low, BLOCK)
+        tl.debug_barrier()
+        count = _list_entries(scores, groups, candidates, num_groups, visible, low, BLOCK)
+        tl.debug_barrier()
+        low, above = _threshold(scores, candidates, count, low, topk, HELD)
+        ties = topk - above
         start = 0
-        for first in range(0, count, BLOCK):
-            entry, key, is_listed = _load_keys(row, listed, first, count, BLOCK)
-            is_chosen = is_listed & (key >= limit)
-            rank = start + tl.cumsum(is_chosen.to(tl.int32), axis=0) - 1
-            tl.store(out + rank, entry.to(tl.int64), mask=is_chosen & (rank < topk))
-            start += tl.sum(is_chosen.to(tl.int32), axis=0)
-        tl.debug_barrier()
-        unsorted = tl.load(out + place, mask=place < topk, other=0x7FFFFFFF).to(tl.int32)
-        chosen = tl.sort(unsorted)
-        tl.debug_barrier()
-    is_chosen = place < length
-    sequence = tl.where(length > 0, tl.load(seqs + token).to(tl.int64), 0)
-    page = tl.load(page_table + sequence * columns + chosen // ROWS, mask=is_chosen, other=0).to(tl.int64)
-    tl.store(out + place, tl.where(is_chosen, page * ROWS + chosen % ROWS, -1), mask=place < topk)
-    tl.store(lengths + token, length)
+        for first in range(0, count, HELD):
+            entry, score, is_listed = _load_listed(scores, candidates, first, count, HELD)
+            is_tie = is_listed & (score == low)
+            tie = tl.cumsum(is_tie.to(tl.int32), axis=0)
+            chosen = (is_listed & (score > low)) | (is_tie & (tie <= ties))
+            ties -= tl.sum(is_tie.to(tl.int32), axis=0)
+            rank = start + tl.cumsum(chosen.to(tl.int32), axis=0) - 1
+            start += tl.sum(chosen.to(tl.int32), axis=0)
+            page = tl.load(pages + entry // ROWS, mask=chosen, other=0).to(tl.int64)
+            tl.store(out + rank, page * ROWS + entry % ROWS, mask=chosen)
+        tl.store(lengths + token, topk)
+    else:
+        entry = tl.arange(0, WIDTH)
+        page = tl.load(pages + entry // ROWS, mask=entry < visible, other=0).to(tl.int64)
+        tl.store(out + entry, tl.where(entry < visible, page * ROWS + entry % ROWS, -1), mask=entry < topk)
+        tl.store(lengths + token, tl.maximum(visible, 0))
 
 
 @triton.jit
-def _narrow(
-    row, listed, count, prefix, need, inside, limit, SHIFT: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Refine the threshold by the next BITS bits, unless all of the `inside` keys that begin with prefix are needed."""
-    BINS: tl.constexpr = 2**BITS
-    if need < inside:
-        histogram = tl.zeros((BINS,), tl.int32)
-        for first in range(0, count, BLOCK):
-            _, key, is_listed = _load_keys(row, listed, first, count, BLOCK)
-            digit = ((key >> SHIFT) & (BINS - 1)).to(tl.int32)
-            histogram += tl.histogram(digit, BINS, mask=is_listed & ((key >> (SHIFT + BITS)) == prefix))
-        bin_, need, inside = _last_bin(histogram, need)
-        prefix = (prefix << BITS) | bin_
-        limit = prefix << SHIFT
-    return prefix, need, inside, limit
+def _bound(maxima, num_groups, topk, PARTS: tl.constexpr, SPAN: tl.constexpr):
+    """A score that at least topk entries reach, and not many more; the lowest one where parts are too few."""
+    part = tl.arange(0, PARTS)
+    parts = tl.full((PARTS,), LOWEST, tl.int32)
+    for first in range(0, num_groups, PARTS * SPAN):
+        for step in tl.static_range(SPAN):
+            group = first + step * PARTS + part
+            parts = tl.maximum(parts, _load_maxima(maxima, group, num_groups))
+    count = tl.sum((parts > LOWEST).to(tl.int32), axis=0)
+    low = tl.full((), LOWEST, tl.int64)
+    if count >= topk:
+        low = tl.min(tl.where(parts > LOWEST, parts, 0x7FFFFFFF), axis=0).to(tl.int64)
+        high = tl.max(parts, axis=0).to(tl.int64) + 1
+        while (count > topk + topk // 8) & (high - low > 1):
+            middle = low + (high - low) // 2
+            reached = tl.sum((parts >= middle.to(tl.int32)).to(tl.int32), axis=0)
+            is_bound = reached >= topk
+            low = tl.where(is_bound, middle, low)
+            count = tl.where(is_bound, reached, count)
+            high = tl.where(is_bound, high, middle)
+    return low.to(tl.int32)
 
 
 @triton.jit
-def _load_keys(row, listed, first, count, BLOCK: tl.constexpr):
-    """Entries and their keys: the score, then the lower entry, in one non-negative int64 that is unique."""
-    place = first + tl.arange(0, BLOCK)
+def _load_maxima(maxima, group, num_groups):
+    """Rows are multiples of 16, and so is the mask, for wide loads."""
+    value = tl.load(maxima + group, mask=group < tl.cdiv(num_groups, 16) * 16, other=LOWEST)
+    return tl.where(group < num_groups, value, LOWEST)
+
+
+@triton.jit
+def _list_groups(maxima, groups, num_groups, low, BLOCK: tl.constexpr):
+    """List the groups that hold an entry of at least `low`. Returns: their number."""
+    start = 0
+    for first in range(0, num_groups, BLOCK):
+        group = first + tl.arange(0, BLOCK)
+        is_listed = (group < num_groups) & (_load_maxima(maxima, group, num_groups) >= low)
+        rank = start + tl.cumsum(is_listed.to(tl.int32), axis=0) - 1
+        tl.store(groups + rank, group, mask=is_listed)
+        start += tl.sum(is_listed.to(tl.int32), axis=0)
+    return start
+
+
+@triton.jit
+def _list_entries(scores, groups, candidates, num_groups, visible, low, BLOCK: tl.constexpr):
+    """List the entries of at least `low` of the listed groups. Returns: their number."""
+    start = 0
+    for first in range(0, num_groups * GROUP, BLOCK):
+        place = first + tl.arange(0, BLOCK)
+        is_entry = place < num_groups * GROUP
+        entry = tl.load(groups + place // GROUP, mask=is_entry, other=0) * GROUP + place % GROUP
+        is_entry &= entry < visible
+        score = tl.load(scores + entry, mask=is_entry, other=LOWEST)
+        is_listed = is_entry & (score >= low)
+        rank = start + tl.cumsum(is_listed.to(tl.int32), axis=0) - 1
+        tl.store(candidates + rank, entry, mask=is_listed)
+        start += tl.sum(is_listed.to(tl.int32), axis=0)
+    return start
+
+
+@triton.jit
+def _threshold(scores, candidates, count, bound, topk, HELD: tl.constexpr):
+    """The largest score found that topk of the `count` candidates reach, and how many are above it: at most topk."""
+    _, held, is_held = _load_listed(scores, candidates, 0, count, HELD)
+    low = bound.to(tl.int64)
+    high = tl.max(held, axis=0).to(tl.int64) + 1
+    for first in range(HELD, count, HELD):
+        _, score, is_listed = _load_listed(scores, candidates, first, count, HELD)
+        high = tl.maximum(high, tl.max(score, axis=0).to(tl.int64) + 1)
+    reached = count
+    while (reached != topk) & (high - low > 1):
+        middle = low + (high - low) // 2
+        here = _count(scores, candidates, held, is_held, count, middle.to(tl.int32), HELD)
+        is_low = here >= topk
+        low = tl.where(is_low, middle, low)
+        reached = tl.where(is_low, here, reached)
+        high = tl.where(is_low, high, middle)
+    threshold = low.to(tl.int32)
+    ties = tl.sum((is_held & (held == threshold)).to(tl.int32), axis=0)
+    for first in range(HELD, count, HELD):
+        _, score, is_listed = _load_listed(scores, candidates, first, count, HELD)
+        ties += tl.sum((is_listed & (score == threshold)).to(tl.int32), axis=0)
+    return threshold, reached - ties
+
+
+@triton.jit
+def _count(scores, candidates, held, is_held, count, least, HELD: tl.constexpr):
+    """How many candidates reach `least`; the first HELD are in registers."""
+    reached = tl.sum((is_held & (held >= least)).to(tl.int32), axis=0)
+    for first in range(HELD, count, HELD):
+        _, score, is_listed = _load_listed(scores, candidates, first, count, HELD)
+        reached += tl.sum((is_listed & (score >= least)).to(tl.int32), axis=0)
+    return reached
+
+
+@triton.jit
+def _load_listed(scores, candidates, first, count, HELD: tl.constexpr):
+    place = first + tl.arange(0, HELD)
     is_listed = place < count
-    entry = tl.load(listed + place, mask=is_listed, other=0)
-    score = tl.load(row + entry, mask=is_listed, other=0).to(tl.int64) + 2147483648
-    return entry, (score << _ENTRY_BITS) | (entry ^ _LAST_ENTRY).to(tl.int64), is_listed
-
-
-@triton.jit
-def _last_bin(histogram, need):
-    """The bin that holds the `need`-th largest. Returns: it, how many of its members are needed, how many it has."""
-    bins = tl.arange(0, histogram.shape[0])
-    from_here = tl.sum(histogram, axis=0) - tl.cumsum(histogram, axis=0) + histogram  # members of this bin and above
-    bin_ = tl.sum((from_here >= need).to(tl.int32), axis=0) - 1
-    inside = tl.sum(tl.where(bins == bin_, histogram, 0), axis=0)
-    above = tl.sum(tl.where(bins == bin_, from_here - histogram, 0), axis=0)
-    return bin_, need - above, inside
+    entry = tl.load(candidates + place, mask=is_listed, other=0)
+    score = tl.load(scores + entry, mask=is_listed, other=LOWEST)
+    return entry, score, is_listed
