@@ -164,7 +164,8 @@ def test_gluon_scan_reads_pages_through_the_tma_and_multiplies_in_fp8(monkeypatc
     scan.assert_no_spills()
     scan.assert_tensor_core("QGMMA")
     assert any("UTMALDG.2D" in line for line in scan.hot_loop())
-    assert (scan.shared_bytes + 1024) * gluon_impl.PROGRAMS <= 228 * 1024  # of a multiprocessor
+    assert (scan.shared_bytes + 1024) * gluon_impl.RINGS[kind][1] <= 228 * 1024  # of a multiprocessor
+    assert scan.registers * 128 * gluon_impl.RINGS[kind][1] <= 65536
     if kind == "index_fp4":  # keys are decoded in registers, in the lanes that multiply them
         assert scan.count(r"QGMMA\S* R\d+, R\d+, gdesc") == 8
 

@@ -1,5 +1,6 @@
 """Benchmark cases of the indexer: scan and selection of Flash, at a million tokens of context and at 64k."""
 
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -49,9 +50,17 @@ def _case(kind: Any, num_seqs: int, num_entries: int) -> KernelCase:
         q, weights, pool, table, seqs, visible = inputs
         return index_slots(q, weights, pool, table, seqs, visible, _TOPK)
 
-    def with_tiles(inputs: tuple[Any, ...], tiles: int) -> Any:
+    def in_triton(inputs: tuple[Any, ...]) -> Any:
         triton_impl = import_module("dsv4_kernels.indexer.triton_impl")  # Triton is optional where nothing is timed
-        return triton_impl.index_slots(*inputs, _TOPK, tiles=tiles)
+        return triton_impl.index_slots(*inputs, _TOPK)
+
+    def with_ring(inputs: tuple[Any, ...], ring: tuple[int, int]) -> Any:
+        gluon_impl = import_module("dsv4_kernels.indexer.gluon_impl")
+        return gluon_impl.index_slots(*inputs, _TOPK, ring=ring)
+
+    variants: dict[str, Callable[[tuple[Any, ...]], Any]] = {"triton": in_triton}
+    for ring in ((8, 3), (8, 2)):
+        variants[f"ring of {ring[0]}, {ring[1]} programs"] = partial(with_ring, ring=ring)
 
     peers = {"deep_gemm scan": deep_gemm.scan_peer(), "deep_gemm": deep_gemm.select_peer(_TOPK)}
     shape = f"{num_seqs} sequences x {num_entries} keys in {kind.removeprefix('index_')}, top {_TOPK}"
@@ -59,6 +68,6 @@ def _case(kind: Any, num_seqs: int, num_entries: int) -> KernelCase:
         name="indexer", shape=shape,
         make_inputs=make_inputs, run=run, bytes_moved=moved,
         flops=2.0 * num_seqs * num_entries * _HEADS * _DIM, roof="bandwidth", target_fraction=0.65,
-        stretch_fraction=0.8, variants={f"{tiles} tiles": partial(with_tiles, tiles=tiles) for tiles in (4, 8, 32)},
+        stretch_fraction=0.8, variants=variants,
         peers=peers if kind == "index_fp8" else {},
     )  # fmt: skip

@@ -13,8 +13,9 @@ from dsv4_kernels.kv.rows import PagedRows
 _MAX_TOKENS = 1024  # of one launch: every program counts their pages
 _MAX_HEADS = 128
 _MAX_COORDINATE = 2**31 - 1  # in the pool as fp32
-_STAGES = 8  # pages of 8,448 bytes on their way to one program
-PROGRAMS = 3  # of one multiprocessor
+# Pages on their way to one program, and programs of one multiprocessor. FP8: 16 pages of 8,448 bytes in flight are
+# enough, and four programs hide each other's sums better than three; FP4 takes registers for three.
+RINGS = {"index_fp8": (4, 4), "index_fp4": (8, 3)}
 # Types of keys and of scales, items of a key, bytes of a key: the swizzle of shared memory
 _KEYS = {
     "index_fp8": ((torch.float8_e4m3fn, torch.float32), 128, 128),
@@ -36,12 +37,7 @@ def index_slots(
     num_visible: torch.Tensor,
     topk: int,
     *,
-    stages: int = _STAGES,
-    programs: int = PROGRAMS,
-    num_warps: int = 16,
-    block: int = 4096,
-    early: bool = False,
-    maxnreg: int | None = None,
+    ring: tuple[int, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     is_page = pool.format.kind in _KEYS and (pool.rows_per_page, pool.format.dim) == (ROWS.value, DIM.value)
     fits = q.shape[1] <= _MAX_HEADS and pool.pages.numel() // 4 <= _MAX_COORDINATE
@@ -49,6 +45,7 @@ def index_slots(
         return triton_impl.index_slots(q, weights, pool, page_table, seqs, num_visible, topk)
     q, weights = q.contiguous(), weights.contiguous()
     dtypes, width, swizzle = _KEYS[pool.format.kind]
+    stages, programs = ring or RINGS[pool.format.kind]
     values, factors = (pool.pages.view(dtype) for dtype in dtypes)
     layout = gl.NVMMASharedLayout(swizzle, 8 * values.itemsize, rank=2)
     keys = TensorDescriptor.from_tensor(values.view(-1, width), [ROWS.value, width], layout)
@@ -59,12 +56,13 @@ def index_slots(
         count, columns = scores.shape[0], page_table.shape[1]
         scan_kernel[(min(count * columns, programs * _multiprocessors(q.device)),)](
             keys, scales, q[part], weights[part], page_table, seqs[part], num_visible[part], scores, maxima, count,
-            columns, scores.shape[1], maxima.shape[1], topk, H=num_heads, HEADS=max(16, triton.next_power_of_2(num_heads)),
-            TOKENS=max(128, triton.next_power_of_2(count)), STAGES=stages, EARLY=early, num_warps=4, maxnreg=maxnreg,
+            columns, scores.shape[1], maxima.shape[1], topk, H=num_heads,
+            HEADS=max(16, triton.next_power_of_2(num_heads)), TOKENS=max(128, triton.next_power_of_2(count)),
+            STAGES=stages, num_warps=4,
         )  # fmt: skip
 
     return triton_impl.scan_and_select(
-        scan, pool.rows_per_page, page_table, seqs, num_visible, topk, max_tokens=_MAX_TOKENS, num_warps=num_warps, block=block
+        scan, pool.rows_per_page, page_table, seqs, num_visible, topk, max_tokens=_MAX_TOKENS
     )
 
 

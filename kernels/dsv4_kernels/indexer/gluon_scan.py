@@ -11,7 +11,6 @@ from dsv4_kernels.gluon import (
     gl,
     jit,
     mbarrier,
-    start_next,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
@@ -27,7 +26,7 @@ DIM = gl.constexpr(128)  # values of a key
 @jit(do_not_specialize=["num_tokens"])
 def scan_kernel(
     keys, scales, q, weights, page_table, seqs, num_visible, scores, maxima, num_tokens, columns, width, stride, topk,
-    H: gl.constexpr, HEADS: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr, EARLY: gl.constexpr,
+    H: gl.constexpr, HEADS: gl.constexpr, TOKENS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """keys: descriptor of the pool as rows of keys, [..., 128] e4m3 or [..., 16] int32 words of e2m1.
 
@@ -58,8 +57,6 @@ def scan_kernel(
     rest = total % gl.num_programs(0)
     at = gl.program_id(0) * share + gl.minimum(gl.program_id(0), rest)
     end = at + share + (gl.program_id(0) < rest).to(gl.int32)
-    if EARLY:
-        start_next()
     issued = 0  # pages so far, for ring places and phases
     while at < end:
         token = gl.sum((ends <= at).to(gl.int32), axis=0)

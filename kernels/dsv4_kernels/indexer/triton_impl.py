@@ -27,6 +27,7 @@ _TILE, _TILES = 128, 16  # entries of one product, products of one program
 _STAGES = 5  # two for the page numbers, two for the keys behind them, one in use: with 3, no key is on its way ahead
 _PARTS, _MAX_SPAN = 1024, 16  # of the selection's bound
 _BLOCK = 4096  # groups or entries that the selection looks at together
+_SELECT_WARPS = 8  # every one more makes each of some 40 sums and scans over a program slower; 16 take 4 us longer
 _HELD = 1024  # candidates that it holds in registers
 
 hadamard = reference.hadamard
@@ -79,8 +80,6 @@ def scan_and_select(
     topk: int,
     *,
     max_tokens: int = _MAX_TOKENS,
-    num_warps: int = 16,
-    block: int = _BLOCK,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `index_slots`, with the scores of `scan`; at most `max_tokens` tokens a launch."""
     num_tokens, columns = seqs.shape[0], page_table.shape[1]
@@ -102,7 +101,7 @@ def scan_and_select(
         select_kernel[(count,)](
             scores, maxima, groups, candidates, page_table, seqs[part], num_visible[part], slots[part], lengths[part],
             columns, width, num_groups, topk, ROWS=rows_per_page, WIDTH=triton.next_power_of_2(topk), PARTS=parts,
-            SPAN=min(_MAX_SPAN, triton.next_power_of_2(triton.cdiv(num_groups, parts))), BLOCK=block, HELD=_HELD,
-            USE_PTX=ptx, num_warps=num_warps, launch_pdl=ptx,
+            SPAN=min(_MAX_SPAN, triton.next_power_of_2(triton.cdiv(num_groups, parts))), BLOCK=_BLOCK, HELD=_HELD,
+            USE_PTX=ptx, num_warps=_SELECT_WARPS, launch_pdl=ptx,
         )  # fmt: skip
     return slots, lengths

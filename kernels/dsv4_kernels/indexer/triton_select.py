@@ -24,7 +24,8 @@ def select_kernel(
 ):  # fmt: skip
     """The slots of one token's best entries, ascending by entry, and how many there are.
 
-    scores: [T, width] int32, ordered. maxima: [T, stride] of their groups. groups, candidates: scratch as large. PARTS >= topk; the parts take the groups in turn, SPAN loads at once.
+    scores: [T, width] int32, ordered. maxima: [T, stride] of their groups. groups, candidates: scratch as large.
+    PARTS >= topk; the parts take the groups in turn, SPAN loads at once.
     """
     token = tl.program_id(0).to(tl.int64)
     visible = tl.minimum(tl.load(num_visible + token).to(tl.int32), width)
@@ -127,11 +128,11 @@ def _list_entries(scores, groups, candidates, num_groups, visible, low, BLOCK: t
 @triton.jit
 def _threshold(scores, candidates, count, bound, topk, HELD: tl.constexpr):
     """The largest score found that topk of the `count` candidates reach, and how many are above it: at most topk."""
-    _, held, is_held = _load_listed(scores, candidates, 0, count, HELD)
+    _entry, held, is_held = _load_listed(scores, candidates, 0, count, HELD)
     low = bound.to(tl.int64)
     high = tl.max(held, axis=0).to(tl.int64) + 1
     for first in range(HELD, count, HELD):
-        _, score, is_listed = _load_listed(scores, candidates, first, count, HELD)
+        _entry, score, is_listed = _load_listed(scores, candidates, first, count, HELD)
         high = tl.maximum(high, tl.max(score, axis=0).to(tl.int64) + 1)
     reached = count
     while (reached != topk) & (high - low > 1):
@@ -144,7 +145,7 @@ def _threshold(scores, candidates, count, bound, topk, HELD: tl.constexpr):
     threshold = low.to(tl.int32)
     ties = tl.sum((is_held & (held == threshold)).to(tl.int32), axis=0)
     for first in range(HELD, count, HELD):
-        _, score, is_listed = _load_listed(scores, candidates, first, count, HELD)
+        _entry, score, is_listed = _load_listed(scores, candidates, first, count, HELD)
         ties += tl.sum((is_listed & (score == threshold)).to(tl.int32), axis=0)
     return threshold, reached - ties
 
@@ -154,7 +155,7 @@ def _count(scores, candidates, held, is_held, count, least, HELD: tl.constexpr):
     """How many candidates reach `least`; the first HELD are in registers."""
     reached = tl.sum((is_held & (held >= least)).to(tl.int32), axis=0)
     for first in range(HELD, count, HELD):
-        _, score, is_listed = _load_listed(scores, candidates, first, count, HELD)
+        _entry, score, is_listed = _load_listed(scores, candidates, first, count, HELD)
         reached += tl.sum((is_listed & (score >= least)).to(tl.int32), axis=0)
     return reached
 
