@@ -5,8 +5,11 @@ exact wherever ours are folded: same values, twice the bytes. Source: signatures
 """
 
 import atexit
+import shutil
+import tempfile
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -76,6 +79,9 @@ def _prepare(library: Any, inputs: Sequence[Any]) -> list[PeerCall]:
 def _group(device: torch.device) -> Any:
     """The process group of this process alone."""
     if not dist.is_initialized():
-        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+        folder = tempfile.mkdtemp()
+        atexit.register(shutil.rmtree, folder)
+        store = dist.FileStore(str(Path(folder) / "store"), 1)
+        dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=device)
         atexit.register(dist.destroy_process_group)
     return dist.group.WORLD
